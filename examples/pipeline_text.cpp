@@ -58,7 +58,8 @@ struct LayerImpl : nn::Module {
     register_module("attention", attention = nn::Linear(width, 3 * width));
     register_module("projection", projection = nn::Linear(width, width));
     register_module("norm_2", norm_2 = nn::LayerNorm(nn::LayerNormOptions({width})));
-    register_module("mlp", mlp = nn::Sequential(nn::Linear(width, 4 * width), nn::GELU(), nn::Linear(4 * width, width)));
+    register_module("mlp",
+                    mlp = nn::Sequential(nn::Linear(width, 4 * width), nn::GELU(), nn::Linear(4 * width, width)));
   }
   torch::Tensor forward(torch::Tensor x) {
     const int64_t n = x.size(0), length = x.size(1), width = x.size(2);

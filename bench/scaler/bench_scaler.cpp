@@ -1,18 +1,21 @@
 // What a GradScaler adds to a step: two copies of a network take turns, one of them with a scaler.
 //
-//     lockstep run -n 2 -- build/bin/bench_scaler [--tiny]
+//     lockstep run -n 2 -- build/bin/bench_scaler [--tiny] [--json FILE]
 //
 // The scale is a power of two and nothing overflows, so both have the same weights, which is seen to first.
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
+#include <fstream>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 namespace {
 
@@ -62,8 +65,8 @@ class Side {
   std::unique_ptr<lockstep::GradScaler> scaler_;
 };
 
-void measure(const char* name, const std::vector<int64_t>& widths, int64_t batch_size, int rounds,
-             lockstep::Context& context) {
+nlohmann::ordered_json measure(const char* name, const std::vector<int64_t>& widths, int64_t batch_size, int rounds,
+                               lockstep::Context& context) {
   Side plain(widths, context, false), scaled(widths, context, true);
   const torch::Tensor input = torch::randn({batch_size, widths.front()});
   std::vector<double> without, with;
@@ -75,21 +78,34 @@ void measure(const char* name, const std::vector<int64_t>& widths, int64_t batch
     without.push_back(one);
     with.push_back(other);
   }
+  const double plain_us = median(without), scaled_us = median(with);
   if (context.is_main())
     std::printf("%s: a step of %d ranks takes %.0f us, with a scaler %.0f us: %.3f x\n", name, context.world_size(),
-                median(without), median(with), median(with) / median(without));
+                plain_us, scaled_us, scaled_us / plain_us);
+  return {{"model", name}, {"plain_us", plain_us}, {"scaled_us", scaled_us}, {"ratio", scaled_us / plain_us}};
 }
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  const bool tiny = argc > 1 && std::strcmp(argv[1], "--tiny") == 0;
-  lockstep::Context context(argc, argv, {.seed = 1});
-  torch::set_num_threads(1);
-  measure("1,000 small parameters", std::vector<int64_t>(tiny ? 21 : 501, 16), 16, tiny ? 3 : 300, context);
-  measure("MLP", {784, 512, 512, 10}, 64, tiny ? 3 : 300, context);
-  return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "bench_scaler: %s\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  bool tiny = false;
+  std::string json;
+  CLI::App app("What a GradScaler adds to a step");
+  app.add_flag("--tiny", tiny, "3 steps of small models, for tests");
+  app.add_option("--json", json, "File for the figures");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    lockstep::Context context(argc, argv, {.seed = 1});
+    torch::set_num_threads(1);
+    const int rounds = tiny ? 3 : 300;
+    nlohmann::ordered_json rows;
+    rows.push_back(measure("1,000 small parameters", std::vector<int64_t>(tiny ? 21 : 501, 16), 16, rounds, context));
+    rows.push_back(measure("MLP", {784, 512, 512, 10}, 64, rounds, context));
+    if (!json.empty() && context.is_main())
+      std::ofstream(json) << nlohmann::ordered_json{{"ranks", context.world_size()}, {"rows", rows}}.dump(2) << '\n';
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_scaler: %s\n", error.what());
+    return 1;
+  }
 }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -17,6 +18,7 @@ namespace lockstep {
 
 class DividedGradients;
 class ScaledPasses;
+class UsedGradients;
 struct KnownGradients;
 
 /// PyTorch's options, with its defaults.
@@ -43,23 +45,30 @@ struct GradScalerOptions {
 ///
 /// All ranks skip the same steps and have the same scale, whichever rank found infinity and whether or not its
 /// gradients were averaged (no_sync, post-local SGD, parameters_to_ignore). For this, unscale(), or a step() without
-/// it, is a collective of 40 bytes, which every rank must call, also from the `shadow` of join(). There a rank that ran
+/// it, is a collective of 48 bytes, which every rank must call, also from the `shadow` of join(). There a rank that ran
 /// a backward, one of several passes too, without scale() is an Error on all ranks: the sum would have parts of two
 /// scales. So is unscale() on some ranks only. Gradients that are scaled by hand, with get_scale(), count as not
-/// scaled: let every loss go through scale(). A part that is added to a scaled loss without scale() is an Error, where
-/// only sums, stacks and operations with one input lie between.
+/// scaled: let every loss go through scale(). A part that is added to a scaled loss without scale() is an Error where
+/// LibTorch's own operations add it; so are LibTorch's functions of a scaled loss that are not linear, such as pow()
+/// and clamp(), and losses of two scalers in one backward.
 ///
 /// Where a DistributedDataParallel reduces the gradients, it is an Error on all ranks that some rank cleared gradients
-/// between backward() and unscale(), or changed their values, as clipping does, or stepped the optimizer itself: the
-/// next backward, step() or update() throws, and the destructor warns if none comes. Once the gradients are divided, a
-/// step of the optimizer itself is known by the state of SGD with momentum, Adam and AdamW alone, and update() throws.
+/// between backward() and unscale(), or all ranks all of them, or changed their values, as clipping does, or changed
+/// parameters, as the optimizer's own step does: the next backward, step() or update() throws, and the destructor warns
+/// if none comes. Clamp weights after step(). Ranks that step two optimizers in different orders are told as well.
+///
+/// An optimizer that is stepped by itself once the gradients are divided is an Error of the next update() or step() if
+/// they hold infinity, which is in the parameters then, or if step() had used them: that is known of LibTorch's SGD on
+/// a CPU, and of the state of its other optimizers, as long as the step comes before the next backward.
 ///
 /// Cannot be combined with NonFinitePolicy::kSkip, which removes the gradients before the scaler sees them: an Error of
 /// the first step.
 class GradScaler {
  public:
-  /// For gradients that concern only this process, or that a DistributedDataParallel reduces: then its ranks decide
-  /// together, as with their group, except within no_sync() and join().
+  /// For gradients that concern only this process, or that a DistributedDataParallel or FullyShardedDataParallel
+  /// reduces: then its ranks decide together, as with their group, except within no_sync() and join(). Where the
+  /// program averages gradients itself, by all_reduce() say, nothing tells the scaler, and ranks that decide alone skip
+  /// different steps: give it their group.
   explicit GradScaler(GradScalerOptions options = {});
   /// Ranks of `group` decide together.
   explicit GradScaler(const Group& group, GradScalerOptions options = {});
@@ -70,12 +79,11 @@ class GradScaler {
   /// `other` may only be destroyed or assigned to then; its other methods fail by TORCH_CHECK.
   GradScaler(GradScaler&& other) noexcept;
   GradScaler& operator=(GradScaler&& other) noexcept;
-  /// Warns if an optimizer was stepped by itself, with gradients that still have the scale, and no call since could
-  /// tell.
+  /// Warns if an optimizer was stepped by itself, as above, and no call since could tell.
   ~GradScaler();
 
   /// outputs * scale, for backward(). If `outputs` was computed from what a scaler has scaled, or the scale is another
-  /// when its backward runs, the next unscale() or step() throws on all ranks.
+  /// when its backward runs, the next unscale() or step() throws on all ranks, as for whatever happens to the result.
   at::Tensor scale(const at::Tensor& outputs) const;
 
   /// Divides the gradients of the optimizer's parameters by the scale, in place, and finds out whether any rank's
@@ -95,7 +103,8 @@ class GradScaler {
   /// growth_factor after growth_interval updates in a row without a skipped step; steps that all ranks left out by
   /// skip_step() count for neither. `new_scale`, if given, is used instead, also before any step, but not while
   /// gradients have the old one: an Error. Throws Error without a step since the last update(): on all ranks if that is
-  /// so on one, after scale(), of a scaler with a group.
+  /// so on one, after scale(), of a scaler with a group. Throws Error if the scale would become smaller than every
+  /// normal float: then no step since it was large has been finite.
   void update(std::optional<double> new_scale = {});
 
   double get_scale() const { return options_.enabled ? scale_ : 1; }
@@ -113,8 +122,8 @@ class GradScaler {
     bool infinity;
     bool nothing;  ///< all ranks called skip_step()
     bool stepped = false;
-    uint64_t state = 0;   ///< a sample of the optimizer's, after its step
     uint64_t passes = 0;  ///< scaled backward passes of the scaler until the gradients were divided
+    std::vector<at::Tensor> parameters;
   };
   /// unscale(), or step() which unscales: `call`.
   Found unscale_in(const char* call, torch::optim::Optimizer& optimizer);
@@ -126,8 +135,8 @@ class GradScaler {
   /// What else this rank did wrong before `call`, as a predicate; empty if nothing.
   std::string trouble_before(const char* call, const std::unordered_set<const c10::TensorImpl*>& parameters,
                              const std::optional<KnownGradients>& known) const;
-  /// Throws if scaled passes since unscale() have reached the parameters.
-  void check_later_passes(torch::optim::Optimizer& optimizer, const Found& found);
+  /// Throws if scaled passes since unscale() have reached the parameters. `identity`: the optimizer's.
+  void check_later_passes(uint64_t identity, const Found& found);
   void check_usable() const;
 
   /// update() without a step().
@@ -135,15 +144,17 @@ class GradScaler {
 
   GradScalerOptions options_;
   std::optional<Group> group_;
-  float scale_;  ///< a float in Python too
+  float scale_;      ///< a float in Python too
+  float finite_at_;  ///< the scale when a step was last without infinity, or the first one
   int64_t growth_tracker_ = 0;
-  std::shared_ptr<ScaledPasses>
-      passes_;  ///< through what scale() has returned, since update(); null: not enabled, or moved from
+  /// Those through what scale() has returned, since update(); null: not enabled, or moved from.
+  std::shared_ptr<ScaledPasses> passes_;
   std::shared_ptr<DividedGradients> divided_;
+  std::shared_ptr<UsedGradients> used_;
   std::optional<uint64_t> loaded_after_;  ///< load_state_dict() came between passes and update(), after so many
   mutable bool scaled_ = false;           ///< scale() was called since update()
   mutable std::string trouble_;           ///< of scale(), which the next step() tells all ranks
-  std::map<torch::optim::Optimizer*, Found> found_;  ///< since update()
+  std::map<uint64_t, Found> found_;       ///< since update(), by the optimizers' identities
 };
 
 }  // namespace lockstep

@@ -7,13 +7,7 @@ namespace lockstep::fully_sharded {
 ScaledParts::ScaledParts(const Group& group, const std::deque<Unit>& units)
     : group_(group),
       accepting_({.accept = [this](const TensorSet& parameters) { record_.unscaled(parts_, parameters); },
-                  .know = [this](const TensorSet& parameters) -> std::optional<KnownGradients> {
-                    const bool any = std::any_of(parts_.begin(), parts_.end(), [&](const at::Tensor& part) {
-                      return parameters.contains(part.unsafeGetTensorImpl());
-                    });
-                    if (!any) return std::nullopt;
-                    return known(parameters);
-                  },
+                  .know = [this](const TensorSet& parameters) { return known(parameters); },
                   .waits = [this](const ScaledPasses& scaled) { return record_.still_scaled_by(scaled, parts_); },
                   .stepped =
                       [this] {
@@ -27,12 +21,19 @@ ScaledParts::ScaledParts(const Group& group, const std::deque<Unit>& units)
     }
 }
 
-KnownGradients ScaledParts::known(const TensorSet& parameters) const {
+std::optional<KnownGradients> ScaledParts::known(const TensorSet& parameters) const {
+  const auto first = std::find_if(parts_.begin(), parts_.end(), [&](const at::Tensor& part) {
+    return parameters.contains(part.unsafeGetTensorImpl());
+  });
+  if (first == parts_.end()) return std::nullopt;
   KnownGradients known{.passes = record_.passes(parts_, parameters), .edits = record_.edits(parts_, parameters)};
   // Each rank has other parts, some of them empty; step() compares which have gradients.
   known.edits.any = known.edits.cleared_here = false;
   if (known.edits.changed) known.edits.changed_name = names_[*known.edits.changed];
   if (known.edits.stepped) known.edits.stepped_name = names_[*known.edits.stepped];
+  const auto index = static_cast<size_t>(first - parts_.begin());
+  known.identity = Hash::mixed(1, index);
+  known.first_name = names_[index];
   if (group_.world_size() > 1) known.ranks = group_;
   known.contributed = !known.passes.empty();
   return known;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,7 @@ class ScaledParts {
   std::string trouble_before(const std::string& call) const;
 
  private:
-  KnownGradients known(const TensorSet& parameters) const;
+  std::optional<KnownGradients> known(const TensorSet& parameters) const;
 
   const Group group_;
   std::vector<at::Tensor> parts_;

@@ -52,10 +52,13 @@ std::optional<KnownGradients> known_gradients(const TensorSet& parameters) {
     all->held_back = std::max(all->held_back, known->held_back);
     all->shares = std::max(all->shares, known->shares);
     all->drops = all->drops || known->drops;
+    all->identity ^= known->identity;
     GradientEdits& edits = all->edits;
+    const bool any_before = edits.any;
     edits.any = edits.any || known->edits.any;
     edits.cleared = Hash::mixed(edits.cleared, known->edits.cleared);
     edits.cleared_here = edits.cleared_here || known->edits.cleared_here;
+    if (known->edits.any) edits.all_cleared = known->edits.all_cleared && (edits.all_cleared || !any_before);
     if (!edits.changed && known->edits.changed) {
       edits.changed = known->edits.changed;
       edits.changed_name = known->edits.changed_name;

@@ -35,6 +35,7 @@ struct GradientEdits {
   bool any = false;               ///< there are such gradients
   uint64_t cleared = 0;           ///< a hash of which were cleared
   bool cleared_here = false;      ///< some were
+  bool all_cleared = false;       ///< each that a backward had given a value
   std::optional<size_t> changed;  ///< the first that has other values
   std::optional<size_t> stepped;  ///< the first parameter that has other values
   std::string changed_name, stepped_name;
@@ -52,6 +53,9 @@ struct KnownGradients {
   bool drops = false;        ///< NonFinitePolicy::kSkip
   std::vector<RecordedPass> passes;  ///< of this rank (PassRecord)
   GradientEdits edits;               ///< on this rank
+  /// Which parameters these are: a hash that is the same on all ranks, and the name of the first.
+  uint64_t identity = 0;
+  std::string first_name;
 };
 
 class ScaledPasses;

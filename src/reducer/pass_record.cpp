@@ -133,6 +133,7 @@ GradientEdits PassRecord::edits(const std::vector<at::Tensor>& parameters, const
     for (size_t i = 0; i < parameters.size(); ++i) scaled[i] = scaled[i] || (pass.reached[i] && !pass.unscaled[i]);
   }
   const bool weights_are_as_left = weights_set_ == times_weights_were_set();
+  bool any_kept = false;
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (!scaled[i] || !chosen.contains(parameters[i].unsafeGetTensorImpl())) continue;
     edits.any = true;
@@ -141,11 +142,13 @@ GradientEdits PassRecord::edits(const std::vector<at::Tensor>& parameters, const
     const bool cleared = differs && (now == 0 || (parameters[i].is_cpu() && is_cleared(parameters[i].grad())));
     edits.cleared = Hash::mixed(edits.cleared, cleared ? 1 : 0);
     edits.cleared_here = edits.cleared_here || cleared;
+    any_kept = any_kept || (!cleared && now != 0);
     if (differs && !cleared && !edits.changed) edits.changed = i;
     if (weights_are_as_left && parameters[i].is_cpu() && sample_of(parameters[i]) != marks_[i].parameter &&
         !edits.stepped)
       edits.stepped = i;
   }
+  edits.all_cleared = edits.cleared_here && !any_kept;
   return edits;
 }
 

@@ -151,13 +151,16 @@ void Reducer::accept_changes(const TensorSet& parameters) {
 std::optional<KnownGradients> Reducer::known_gradients(const TensorSet& parameters) const {
   const MutexLock lock(tracker_.mutex);
   const ReductionPlan& plan = parts_.plan;
-  if (!plan.follows(parameters)) return std::nullopt;
+  const auto first = plan.first_of(parameters);
+  if (!first) return std::nullopt;
   const Facts& facts = parts_.message.facts();
   const int waiting = parts_.passes.since_reduction;
   KnownGradients known{.passes = parts_.record.passes(plan.tensors, parameters),
                        .edits = parts_.record.edits(plan.tensors, parameters)};
   if (known.edits.changed) known.edits.changed_name = plan.names[*known.edits.changed];
   if (known.edits.stepped) known.edits.stepped_name = plan.names[*known.edits.stepped];
+  known.identity = Hash::mixed(static_cast<uint64_t>(plan.settings.object), *first + 1);
+  known.first_name = plan.names[*first];
   known.drops = facts.policy == NonFinitePolicy::kSkip;
   if (virtual_ && parts_.passes.reduce_every() > 0) known.shares = waiting;
   if (plan.group.world_size() > 1 && !facts.joining && waiting == 0) known.ranks = plan.group;

@@ -55,9 +55,10 @@ bool ReductionPlan::weights_buckets() const {
   return settings.reduction == GradientReduction::kWeightedMean && row_kind.empty();
 }
 
-bool ReductionPlan::follows(const TensorSet& parameters) const {
-  return std::any_of(tensors.begin(), tensors.end(),
-                     [&](const at::Tensor& tensor) { return parameters.contains(tensor.unsafeGetTensorImpl()); });
+std::optional<size_t> ReductionPlan::first_of(const TensorSet& parameters) const {
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (parameters.contains(tensors[i].unsafeGetTensorImpl())) return i;
+  return std::nullopt;
 }
 
 std::string ReductionPlan::describe(size_t bucket, size_t longest_name) const {

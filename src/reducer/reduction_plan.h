@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,8 +41,8 @@ struct ReductionPlan {
   bool rank_zero_adds_it() const { return settings.reduction == GradientReduction::kSum && group.rank() != 0; }
   /// Whether a rank multiplies its buckets by its weight before they are summed.
   bool weights_buckets() const;
-  /// Whether the plan contains one of these parameters.
-  bool follows(const TensorSet& parameters) const;
+  /// The plan's first one of these parameters; none: it has none of them.
+  std::optional<size_t> first_of(const TensorSet& parameters) const;
   /// "bucket 1 of 2 (out.bias to second.weight)", with names cut to `longest_name`.
   std::string describe(size_t bucket, size_t longest_name = std::string::npos) const;
 

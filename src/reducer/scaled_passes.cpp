@@ -15,7 +15,7 @@ std::atomic<int> alive{0};
 
 struct All {
   Mutex mutex;
-  std::vector<const ScaledPasses*> list LOCKSTEP_GUARDED_BY(mutex);
+  std::vector<ScaledPasses*> list LOCKSTEP_GUARDED_BY(mutex);
 };
 
 All& all_scaled_passes() {
@@ -42,20 +42,37 @@ bool ScaledPasses::any() { return alive.load(std::memory_order_relaxed) > 0; }
 bool ScaledPasses::known_to_any(int backward) {
   const MutexLock lock(all_scaled_passes().mutex);
   const auto& list = all_scaled_passes().list;
-  return std::any_of(list.begin(), list.end(),
-                     [&](const auto* one) { return one->scale_of(backward) != Scale::kNone; });
+  return std::any_of(list.begin(), list.end(), [&](const auto* one) { return one->knows(backward); });
 }
 
-bool ScaledPasses::add(int backward, std::shared_ptr<const TensorSet> beside, float scale) {
-  const MutexLock lock(mutex_);
-  const bool is_new = !passes_.contains(backward);
-  if (is_new && passes_.size() == kMostScaledPasses) passes_.erase(passes_.begin());
-  Pass& pass = passes_[backward];
-  pass.update = updates_;
-  if (beside) pass.beside = std::move(beside);
-  if (scale != scale_) stale_ = scale;
-  if (is_new) ++count_;
+bool ScaledPasses::add(int backward, const WayToResult& way, float scale) {
+  bool is_new;
+  {
+    const MutexLock lock(mutex_);
+    is_new = !passes_.contains(backward);
+    if (is_new && passes_.size() == kMostScaledPasses) passes_.erase(passes_.begin());
+    Pass& pass = passes_[backward];
+    pass.update = updates_;
+    if (way.beside) pass.beside = way.beside;
+    if (!way.nonlinear.empty()) wrong_.nonlinear = way.nonlinear;
+    if (scale != scale_) wrong_.stale = scale;
+    if (is_new) ++count_;
+  }
+  if (!is_new || alive.load(std::memory_order_relaxed) < 2) return is_new;
+  const MutexLock lock(all_scaled_passes().mutex);
+  for (ScaledPasses* other : all_scaled_passes().list)
+    if (other != this && other->knows(backward)) {
+      other->note_two();
+      note_two();
+    }
   return is_new;
+}
+
+bool ScaledPasses::knows(int backward) const { return scale_of(backward) != Scale::kNone; }
+
+void ScaledPasses::note_two() {
+  const MutexLock lock(mutex_);
+  wrong_.is_of_two = true;
 }
 
 void ScaledPasses::update(float scale) {
@@ -80,9 +97,9 @@ uint64_t ScaledPasses::count_since_update() const {
   return count_ - count_at_update_;
 }
 
-std::optional<float> ScaledPasses::take_stale_scale() {
+ScaledPasses::Wrong ScaledPasses::take_wrong() {
   const MutexLock lock(mutex_);
-  return std::exchange(stale_, std::nullopt);
+  return std::exchange(wrong_, {});
 }
 
 ScaledPasses::Scale ScaledPasses::scale_of(int backward) const {

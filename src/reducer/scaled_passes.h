@@ -4,8 +4,10 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "base/mutex.h"
+#include "reducer/followed_result.h"
 #include "reducer/gradient_marks.h"
 
 namespace lockstep {
@@ -23,9 +25,8 @@ class ScaledPasses {
   /// Whether one of these objects knows the pass.
   static bool known_to_any(int backward);
 
-  /// `beside`: what a part of the loss reached that was added after scale(); null: nothing. `scale`: that of the loss.
-  /// Returns whether the pass is a new one.
-  bool add(int backward, std::shared_ptr<const TensorSet> beside, float scale);
+  /// `way`: what happened to the loss after scale(). `scale`: that of the loss. Returns whether the pass is a new one.
+  bool add(int backward, const WayToResult& way, float scale);
   /// A step has ended: passes so far have an earlier scale.
   void update(float scale);
   /// The passes since keep their gradients' scale, which is another one from now on.
@@ -34,8 +35,14 @@ class ScaledPasses {
   uint64_t count() const;
   /// How many since update().
   uint64_t count_since_update() const;
-  /// The scale of a loss whose pass began when the scale was another; none: there was none since the last call.
-  std::optional<float> take_stale_scale();
+  /// What was wrong with passes.
+  struct Wrong {
+    std::optional<float> stale;  ///< the scale of a loss whose pass began when the scale was another
+    std::string nonlinear;       ///< WayToResult::nonlinear
+    bool is_of_two = false;      ///< another such object has the same pass
+  };
+  /// Since the last call.
+  Wrong take_wrong();
 
   enum class Scale { kPresent, kEarlier, kNone };
   Scale scale_of(int backward) const;
@@ -44,6 +51,8 @@ class ScaledPasses {
 
  private:
   ScaledPasses();
+  bool knows(int backward) const;
+  void note_two();
 
   struct Pass {
     uint64_t update;
@@ -55,7 +64,7 @@ class ScaledPasses {
   uint64_t updates_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
   uint64_t count_ LOCKSTEP_GUARDED_BY(mutex_) = 0, count_at_update_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
   float scale_ LOCKSTEP_GUARDED_BY(mutex_) = 1;
-  std::optional<float> stale_ LOCKSTEP_GUARDED_BY(mutex_);
+  Wrong wrong_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep

@@ -16,12 +16,12 @@ std::vector<uint64_t> marks_of_gradients(const std::vector<at::Tensor>& paramete
 
 }  // namespace
 
-void DividedGradients::add(const void* of, std::vector<at::Tensor> parameters) {
+void DividedGradients::add(uint64_t of, std::vector<at::Tensor> parameters) {
   const MutexLock lock(mutex_);
   divided_[of] = {.parameters = std::move(parameters), .marks = {}};
 }
 
-bool DividedGradients::remove(const void* of) {
+bool DividedGradients::remove(uint64_t of) {
   const MutexLock lock(mutex_);
   const auto found = divided_.find(of);
   if (found == divided_.end()) return false;

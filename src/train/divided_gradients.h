@@ -14,10 +14,10 @@ namespace lockstep {
 /// follows: whether a scaled backward has added to them since, which would mix two scales.
 class DividedGradients {
  public:
-  /// `of`: a name for these, such as the address of their optimizer.
-  void add(const void* of, std::vector<at::Tensor> parameters);
+  /// `of`: a number for these, such as the identity of their optimizer.
+  void add(uint64_t of, std::vector<at::Tensor> parameters);
   /// They are used now. Returns whether a scaled backward has changed one.
-  bool remove(const void* of);
+  bool remove(uint64_t of);
   void clear();
 
   /// A scaled backward begins, and has ended. Autograd's threads may call.
@@ -33,7 +33,7 @@ class DividedGradients {
   };
 
   mutable Mutex mutex_;
-  std::map<const void*, Divided> divided_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::map<uint64_t, Divided> divided_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep

@@ -8,31 +8,33 @@
 #include <ATen/ATen.h>
 #include <ATen/core/Dict.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 
 #include <lockstep/error.h>
 
-#include "rank_page/operation_label.h"
 #include "reducer/followed_result.h"
 #include "reducer/gradient_hook.h"
 #include "reducer/gradient_marks.h"
 #include "reducer/scaled_passes.h"
 #include "train/divided_gradients.h"
+#include "train/optimizer_tensors.h"
 #include "train/scaler_refusals.h"
 #include "train/scaler_troubles.h"
+#include "train/scaler_word.h"
+#include "train/used_gradients.h"
 
 namespace lockstep {
 namespace {
 
 using Object = c10::impl::GenericDict;
 
+/// Below this a scale loses digits, and at last is 0.
+constexpr float kSmallestScale = std::numeric_limits<float>::min();
+
 /// A scale is a float.
 void check_scale(const char* what, double scale) {
   const auto rounded = static_cast<float>(scale);
-  TORCH_CHECK(std::isfinite(rounded) && rounded > 0, what, " is ", scale,
-              "; it must be above 0 and within the range of float");
+  TORCH_CHECK(std::isfinite(rounded) && rounded >= kSmallestScale, what, " is ", scale,
+              "; it must be a normal float above 0");
 }
 
 void check(const GradScalerOptions& options) {
@@ -42,88 +44,29 @@ void check(const GradScalerOptions& options) {
               "GradScaler: growth_factor must be above 1, backoff_factor between 0 and 1, growth_interval above 0");
 }
 
-/// Gradients that one operation divides: of one device and dtype.
-using GradientGroups = std::map<std::pair<at::ScalarType, std::string>, std::vector<at::Tensor>>;
-
-GradientGroups gradients_of(torch::optim::Optimizer& optimizer) {
-  GradientGroups groups;
-  for (auto& group : optimizer.param_groups())
-    for (at::Tensor& parameter : group.params()) {
-      const at::Tensor& gradient = parameter.mutable_grad();
-      if (!gradient.defined()) continue;
-      TORCH_CHECK(gradient.scalar_type() != at::kHalf,
-                  "GradScaler: a gradient is half; keep the parameters in float and use autocast()");
-      TORCH_CHECK(gradient.layout() == at::kStrided, "GradScaler: sparse gradients cannot be unscaled");
-      groups[{gradient.scalar_type(), gradient.device().str()}].push_back(gradient);
-    }
-  return groups;
-}
-
-std::vector<at::Tensor> list_of_parameters(const torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> all;
-  for (const auto& group : optimizer.param_groups())
-    all.insert(all.end(), group.params().begin(), group.params().end());
-  return all;
-}
-
-TensorSet parameters_of(const torch::optim::Optimizer& optimizer) {
-  TensorSet parameters;
-  for (const at::Tensor& parameter : list_of_parameters(optimizer)) parameters.insert(parameter.unsafeGetTensorImpl());
-  return parameters;
-}
-
-bool shares_parameters(const torch::optim::Optimizer& optimizer, const TensorSet& parameters) {
-  const std::vector<at::Tensor> all = list_of_parameters(optimizer);
-  return std::any_of(all.begin(), all.end(),
-                     [&](const at::Tensor& parameter) { return parameters.contains(parameter.unsafeGetTensorImpl()); });
-}
-
-bool any_is_not_zero(torch::optim::Optimizer& optimizer) {
-  for (const auto& [kind, gradients] : gradients_of(optimizer))
-    for (const at::Tensor& gradient : gradients)
-      if (gradient.any().item<bool>()) return true;
-  return false;
-}
-
-/// What ranks tell each other as they unscale, in one message of which all get the largest: of numbers that must be
-/// equal, and of their negatives.
-enum Said {
-  kInfinity,
-  kGradient,
-  kScale,
-  kMinusScale,
-  kUnscales,
-  kMinusUnscales,
-  kTrouble,
-  kPresent,
-  kCleared,
-  kMinusCleared,
-  kSaid
-};
-
 constexpr const char* kScaledTwice =
     "gave scale() what was computed from a loss that scale() had scaled already, so its gradients would have the scale "
     "twice; call scale() once, on the loss that backward() is called on";
 
-/// Of a rank that cannot tell which gradients were cleared.
-constexpr float kUnknown = -std::numeric_limits<float>::infinity();
+constexpr const char* kClearedByAll =
+    "GradScaler: all gradients of the optimizer were cleared between backward() and the scaler's step, as "
+    "zero_grad(/*set_to_none=*/false) does, so it would step by zeros; call zero_grad() before backward(), or after "
+    "step()";
 
-/// Of what a first parameter's steps leave in the optimizer; 0 where that is not known.
-uint64_t sample_of_state(torch::optim::Optimizer& optimizer) {
-  for (const auto& group : optimizer.param_groups())
-    for (const at::Tensor& parameter : group.params()) {
-      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      if (found == optimizer.state().end()) continue;
-      at::Tensor state;
-      if (const auto* sgd = dynamic_cast<const torch::optim::SGDParamState*>(found->second.get()))
-        state = sgd->momentum_buffer();
-      else if (const auto* adam = dynamic_cast<const torch::optim::AdamParamState*>(found->second.get()))
-        state = adam->exp_avg_sq();
-      else if (const auto* adamw = dynamic_cast<const torch::optim::AdamWParamState*>(found->second.get()))
-        state = adamw->exp_avg_sq();
-      return state.defined() && state.is_cpu() ? sample_of(state) : 0;
-    }
-  return 0;
+/// `found`: see unscale_local().
+ScalerWord word_of(const char* call, float scale, const std::optional<KnownGradients>& known, const at::Tensor& found,
+                   bool is_in_trouble) {
+  ScalerWord word;
+  word[kInfinity] = found[0].item<float>();
+  word[kGradient] = found[1].item<float>();
+  word[kTrouble] = is_in_trouble ? 1 : 0;
+  word[kPresent] = known && known->absent ? 0 : 1;
+  word[kScale] = scale;
+  word[kUnscales] = call == kUnscale ? 1 : 0;
+  const bool tells = known && known->edits.any;
+  word[kCleared] = !tells ? kNotKnown : known->edits.all_cleared ? kAllCleared : as_float(known->edits.cleared);
+  word[kOptimizer] = known ? as_float(known->identity) : kNotKnown;
+  return word;
 }
 
 double number(const Object& state, const char* name) {
@@ -135,11 +78,13 @@ double number(const Object& state, const char* name) {
 
 }  // namespace
 
-GradScaler::GradScaler(GradScalerOptions options) : options_(options), scale_(static_cast<float>(options.init_scale)) {
+GradScaler::GradScaler(GradScalerOptions options)
+    : options_(options), scale_(static_cast<float>(options.init_scale)), finite_at_(scale_) {
   check(options_);
   if (!options_.enabled) return;
   passes_ = std::make_shared<ScaledPasses>(scale_);
   divided_ = std::make_shared<DividedGradients>();
+  used_ = std::make_shared<UsedGradients>();
 }
 
 GradScaler::GradScaler(const Group& group, GradScalerOptions options) : GradScaler(options) { group_ = group; }
@@ -150,8 +95,9 @@ GradScaler& GradScaler::operator=(GradScaler&& other) noexcept = default;
 GradScaler::~GradScaler() {
   if (!passes_ || std::uncaught_exceptions() > 0) return;
   try {
-    if (const std::string stepped = stepped_beside_scaler(); !stepped.empty())
-      TORCH_WARN("a GradScaler ends, and this rank ", trouble_of_step_beside(stepped));
+    const std::string stepped = stepped_beside_scaler();
+    const std::string trouble = stepped.empty() ? used_->trouble() : trouble_of_step_beside(stepped);
+    if (!trouble.empty()) TORCH_WARN("a GradScaler ends, and this rank ", trouble);
   } catch (const std::exception&) {  // a handler that makes errors of warnings
   }
 }
@@ -167,9 +113,8 @@ at::Tensor GradScaler::scale(const at::Tensor& outputs) const {
   if (comes_from_followed_result(outputs)) trouble_ = kScaledTwice;
   scaled_ = true;
   const at::Tensor scaled = outputs * at::scalar_tensor(scale_, outputs.options().dtype(at::kFloat));
-  follow_result(scaled, [passes = passes_, divided = divided_, scale = scale_](
-                            int backward, std::shared_ptr<const TensorSet> beside) {
-    if (!passes->add(backward, std::move(beside), scale) || !divided->any()) return;
+  follow_result(scaled, [passes = passes_, divided = divided_, scale = scale_](int backward, const WayToResult& way) {
+    if (!passes->add(backward, way, scale) || !divided->any()) return;
     divided->backward_begins();
     at_end_of_backward([divided](bool) { divided->backward_ends(); });
   });
@@ -207,9 +152,10 @@ std::string GradScaler::unscaled_passes(torch::optim::Optimizer& optimizer,
 std::string GradScaler::trouble_before(const char* call, const TensorSet& parameters,
                                        const std::optional<KnownGradients>& known) const {
   if (!trouble_.empty()) return trouble_;
-  if (const auto stale = passes_->take_stale_scale()) return trouble_of_stale_scale(*stale, scale_);
+  if (std::string wrong = trouble_of(passes_->take_wrong(), scale_); !wrong.empty()) return wrong;
+  if (std::string used = used_->trouble(); !used.empty()) return used;
   for (const auto& [other, found] : found_)
-    if (found.passes == passes_->count() && shares_parameters(*other, parameters)) return kDividedTwice;
+    if (found.passes == passes_->count() && any_of_set(found.parameters, parameters)) return kDividedTwice;
   const std::string trouble = known ? trouble_of_gradients(call, parameters, *known, *passes_) : "";
   if (!trouble.empty()) return trouble;
   if (const std::string stepped = stepped_beside_scaler(); !stepped.empty()) return trouble_of_step_beside(stepped);
@@ -218,60 +164,51 @@ std::string GradScaler::trouble_before(const char* call, const TensorSet& parame
 }
 
 GradScaler::Found GradScaler::unscale_in(const char* call, torch::optim::Optimizer& optimizer) {
-  const TensorSet parameters = parameters_of(optimizer);
+  std::vector<at::Tensor> list = list_of_parameters(optimizer);
+  const TensorSet parameters = set_of(list);
   const auto known = known_gradients(parameters);
   const std::string trouble = trouble_before(call, parameters, known);
   const std::string unscaled = trouble.empty() ? unscaled_passes(optimizer, known) : "";
   trouble_.clear();
   const at::Tensor found = trouble.empty() ? unscale_local(optimizer) : at::zeros({2}, at::kFloat);
   const auto ranks = group_ || !known ? group_ : known->ranks;
-  std::vector<float> said(kSaid);
-  said[kInfinity] = found[0].item<float>();
-  said[kGradient] = found[1].item<float>();
-  said[kScale] = scale_;
-  said[kUnscales] = call == kUnscale ? 1 : 0;
-  said[kTrouble] = trouble.empty() && unscaled.empty() ? 0 : 1;
-  said[kPresent] = known && known->absent ? 0 : 1;
-  const bool tells = known && known->edits.any;
-  constexpr uint64_t kExact = (uint64_t{1} << 24) - 1;  // as a float
-  const auto cleared = static_cast<float>(tells ? known->edits.cleared & kExact : 0);
-  said[kCleared] = tells ? cleared : kUnknown;
-  said[kMinusCleared] = tells ? -cleared : kUnknown;
-  if (ranks) {
-    // Elsewhere `enabled` may be false. One label for both calls: what ranks gather under two is not compared further.
-    const OperationLabel label("GradScaler{enabled = true}::step()");
-    said[kMinusScale] = -said[kScale];
-    said[kMinusUnscales] = -said[kUnscales];
-    const at::Tensor all = at::tensor(said);
+  const ScalerWords said = [&] {
     try {
-      ranks->all_reduce(all, ReduceOp::kMax);
+      return tell(ranks, word_of(call, scale_, known, found, !trouble.empty() || !unscaled.empty()));
     } catch (const Error& error) {  // the others are elsewhere, for the same reason perhaps
       if (trouble.empty()) throw;
       throw Error("GradScaler: this rank " + trouble + "\n" + error.what());
     }
-    std::copy_n(all.const_data_ptr<float>(), said.size(), said.begin());
-    // Gradients divided by different numbers have no mean.
-    if (const float largest = said[kScale], smallest = -said[kMinusScale]; largest != smallest)
-      throw Error(c10::str("GradScaler: the ranks have different scales, from ", smallest, " to ", largest,
-                           "; make it with the same options and load the same state on every rank, and give update() "
-                           "the same new_scale"));
-    if (said[kTrouble] == 0 && said[kUnscales] != -said[kMinusUnscales]) refuse_different_calls(*ranks, call);
+  }();
+  // Gradients divided by different numbers have no mean.
+  if (said.differ(kScale))
+    throw Error(c10::str("GradScaler: the ranks have different scales, from ", said.smallest[kScale], " to ",
+                         said.largest[kScale],
+                         "; make it with the same options and load the same state on every rank, and give update() the "
+                         "same new_scale"));
+  if (said.largest[kTrouble] > 0) {
+    used_->clear();
+    refuse(ranks, trouble, unscaled, scaled_);
   }
-  if (said[kTrouble] > 0) refuse(ranks, trouble, unscaled, scaled_);
-  if (ranks && said[kCleared] != kUnknown && said[kCleared] != -said[kMinusCleared])
-    refuse_cleared(*ranks, known && known->edits.cleared_here);
-  const bool nothing = said[kGradient] == 0 && said[kPresent] == 0;
-  TORCH_CHECK(said[kGradient] > 0 || nothing,
+  if (said.differ(kUnscales)) refuse_different_calls(*ranks, call);
+  if (said.differ(kOptimizer)) refuse_different_optimizers(*ranks, call, known ? known->first_name : "", list.size());
+  if (said.differ(kCleared)) refuse_cleared(*ranks, known && known->edits.cleared_here);
+  const bool nothing = said.largest[kGradient] == 0 && said.largest[kPresent] == 0;
+  TORCH_CHECK(said.largest[kGradient] > 0 || nothing,
               "GradScaler: no parameter of the optimizer has a gradient; call backward() first");
+  if (said.largest[kCleared] == kAllCleared) throw Error(kClearedByAll);
   accept_gradients(parameters);
-  if (!known && call == kUnscale) divided_->add(&optimizer, list_of_parameters(optimizer));
-  return {.infinity = said[kInfinity] > 0, .nothing = nothing, .passes = passes_->count()};
+  if (!known && call == kUnscale) divided_->add(identity_of(optimizer), list);
+  used_->replaced(list);
+  const bool infinity = said.largest[kInfinity] > 0;
+  if (infinity) used_->found_infinity(list);
+  return {.infinity = infinity, .nothing = nothing, .passes = passes_->count(), .parameters = std::move(list)};
 }
 
-void GradScaler::check_later_passes(torch::optim::Optimizer& optimizer, const Found& found) {
-  const bool is_mixed = divided_->remove(&optimizer);
+void GradScaler::check_later_passes(uint64_t identity, const Found& found) {
+  const bool is_mixed = divided_->remove(identity);
   size_t later = 0;
-  if (const auto known = found.passes != passes_->count() ? known_gradients(parameters_of(optimizer)) : std::nullopt)
+  if (const auto known = found.passes != passes_->count() ? known_gradients(set_of(found.parameters)) : std::nullopt)
     for (const RecordedPass& pass : known->passes)
       if (!pass.unscaled && ScaledPasses::known_to_any(pass.number)) ++later;
   if (is_mixed || later > 0) throw Error("GradScaler: this rank " + trouble_of_later_passes(later));
@@ -280,11 +217,12 @@ void GradScaler::check_later_passes(torch::optim::Optimizer& optimizer, const Fo
 void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) return;
   check_usable();
-  const auto before = found_.find(&optimizer);
+  const uint64_t identity = identity_of(optimizer);
+  const auto before = found_.find(identity);
   TORCH_CHECK(before == found_.end(), "GradScaler: unscale(): the gradients of this optimizer ",
               before != found_.end() && before->second.stepped ? "were used by step() since the last update()"
                                                                : "were already unscaled since the last update()");
-  found_[&optimizer] = unscale_in(kUnscale, optimizer);
+  found_[identity] = unscale_in(kUnscale, optimizer);
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
@@ -293,30 +231,27 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
     return true;
   }
   check_usable();
-  if (!found_.contains(&optimizer)) {
-    const Found found = unscale_in(kStep, optimizer);
-    found_[&optimizer] = found;
-  }
-  Found& found = found_.at(&optimizer);
-  if (!found.stepped) check_later_passes(optimizer, found);
+  const uint64_t identity = identity_of(optimizer);
+  auto place = found_.find(identity);
+  if (place == found_.end()) place = found_.emplace(identity, unscale_in(kStep, optimizer)).first;
+  Found& found = place->second;
+  if (!found.stepped) check_later_passes(identity, found);
   TORCH_CHECK(!found.stepped, "GradScaler: step() was already called for this optimizer since the last update()");
   found.stepped = true;
-  if (!found.infinity) optimizer.step();  // one that sums gradients itself has still to learn that there is nothing
-  found.state = sample_of_state(optimizer);
-  return !found.infinity && !found.nothing;
+  if (found.infinity) return false;
+  optimizer.step();  // one that sums gradients itself has still to learn that there is nothing
+  used_->stepped(optimizer);
+  return !found.nothing;
 }
 
 void GradScaler::refuse_update() {
   constexpr const char* kWhat = "called update() without a step() or unscale() since the last one";
   if (scaled_ && group_) {  // others may be in step()
-    std::vector<float> said(kSaid, kUnknown);
-    said[kScale] = scale_;
-    said[kMinusScale] = -scale_;
-    said[kTrouble] = 1;
-    {
-      const OperationLabel label("GradScaler{enabled = true}::step()");
-      group_->all_reduce(at::tensor(said), ReduceOp::kMax);
-    }
+    ScalerWord word;
+    word.fill(kNotKnown);
+    word[kScale] = scale_;
+    word[kTrouble] = 1;
+    tell(group_, word);
     refuse(group_, kWhat, "", scaled_);
   }
   TORCH_CHECK(false, "GradScaler: this rank ", kWhat);
@@ -330,14 +265,22 @@ void GradScaler::update(std::optional<double> new_scale) {
     throw Error("GradScaler: this rank " + trouble_of_new_scale("update(new_scale)"));
   if (const std::string stepped = stepped_beside_scaler(); !stepped.empty())
     throw Error("GradScaler: this rank " + trouble_of_step_beside(stepped));
-  for (auto& [optimizer, found] : found_)
-    TORCH_CHECK(!found.stepped || found.state == sample_of_state(*optimizer),
-                "GradScaler: an optimizer stepped again between the scaler's step() and update(): optimizer.step() was "
-                "called, too; call only scaler.step(optimizer)");
+  if (const std::string used = used_->trouble(); !used.empty()) {
+    used_->clear();
+    throw Error("GradScaler: this rank " + used);
+  }
   const bool infinity =
       std::any_of(found_.begin(), found_.end(), [](const auto& entry) { return entry.second.infinity; });
   const bool nothing =
       std::all_of(found_.begin(), found_.end(), [](const auto& entry) { return entry.second.nothing; });
+  const auto lowered = static_cast<float>(static_cast<double>(scale_) * options_.backoff_factor);
+  if (infinity && !new_scale && lowered < kSmallestScale)
+    throw Error(
+        c10::str("GradScaler: update() would lower the scale below the smallest normal float, because every step "
+                 "since the scale was ",
+                 finite_at_,
+                 " has had infinity or NaN in a gradient; the loss itself is "
+                 "probably not finite, or the weights are not"));
   found_.clear();
   divided_->clear();
   loaded_after_.reset();
@@ -346,13 +289,14 @@ void GradScaler::update(std::optional<double> new_scale) {
     check_scale("update(): new_scale", *new_scale);
     scale_ = static_cast<float>(*new_scale);
   } else if (infinity) {
-    scale_ = static_cast<float>(static_cast<double>(scale_) * options_.backoff_factor);
+    scale_ = lowered;
     growth_tracker_ = 0;
   } else if (!nothing && ++growth_tracker_ == options_.growth_interval) {
     const auto grown = static_cast<float>(static_cast<double>(scale_) * options_.growth_factor);
     if (std::isfinite(grown)) scale_ = grown;
     growth_tracker_ = 0;
   }
+  if (!infinity || new_scale) finite_at_ = scale_;
   passes_->update(scale_);
 }
 
@@ -386,7 +330,7 @@ void GradScaler::load_state_dict(const c10::IValue& object) {
   if (passes_->count_since_update() > 0) loaded_after_ = passes_->count();
   options.init_scale = options_.init_scale;
   options_ = options;
-  scale_ = static_cast<float>(scale);
+  finite_at_ = scale_ = static_cast<float>(scale);
   growth_tracker_ = tracker;
   passes_->set_scale(scale_);
 }

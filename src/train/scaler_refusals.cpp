@@ -57,6 +57,18 @@ void refuse_different_calls(const Group& ranks, const char* call) {
               " step() without it; call unscale() before step() on every rank or on none");
 }
 
+void refuse_different_optimizers(const Group& ranks, const char* call, const std::string& first, size_t parameters) {
+  const std::string own = first + (parameters > 1 ? " and " + std::to_string(parameters - 1) + " more" : "");
+  const auto told = ranks.all_gather_bytes(own);
+  // The last rank's, and the first that is another one.
+  const std::string& one = told.back();
+  const auto other = std::find_if(told.begin(), told.end(), [&](const std::string& each) { return each != one; });
+  throw Error("GradScaler: " + ranks_with(told, one) + " called " + call + " with the optimizer of parameter " + one +
+              ", and " + ranks_with(told, other == told.end() ? one : *other) + " with that of parameter " +
+              (other == told.end() ? one : *other) + "; call " + call +
+              " with the same optimizers in the same order on every rank");
+}
+
 void refuse_cleared(const Group& ranks, bool cleared) {
   const auto told = ranks.all_gather_bytes(cleared ? "cleared" : "kept");
   throw Error(

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 
@@ -17,6 +18,10 @@ inline constexpr const char* kUnscale = "unscale()";
 inline constexpr const char* kStep = "step()";
 /// Some ranks unscale by one of these, and others by the other: `call`.
 [[noreturn]] void refuse_different_calls(const Group& ranks, const char* call);
+/// Ranks call step() or unscale(), `call`, with other optimizers; this one's has `parameters`, of which `first` is the
+/// first that a reducer follows.
+[[noreturn]] void refuse_different_optimizers(const Group& ranks, const char* call, const std::string& first,
+                                              size_t parameters);
 /// Some ranks have `cleared` gradients after a backward, and others did not.
 [[noreturn]] void refuse_cleared(const Group& ranks, bool cleared);
 

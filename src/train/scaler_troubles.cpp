@@ -61,11 +61,20 @@ std::string trouble_of_later_passes(size_t passes) {
          "the scale; run every backward that reaches its parameters before unscale()";
 }
 
-std::string trouble_of_stale_scale(float lost, float present) {
-  return c10::str("ran the backward of a loss that has the scale ", lost, ", when that of the scaler had become ",
-                  present,
-                  ", as update() and load_state_dict() change it; call scale() and backward() of a loss between the "
-                  "same two updates");
+std::string trouble_of(const ScaledPasses::Wrong& wrong, float present) {
+  if (wrong.stale)
+    return c10::str("ran the backward of a loss that has the scale ", *wrong.stale,
+                    ", when that of the scaler had become ", present,
+                    ", as update() and load_state_dict() change it; call scale() and backward() of a loss between the "
+                    "same two updates");
+  if (!wrong.nonlinear.empty())
+    return "ran the backward of a scaled loss to which " + wrong.nonlinear +
+           " was applied, so its gradients are no multiple, by the scale, of those of the loss; call scale() last, on "
+           "what backward() is called on";
+  if (wrong.is_of_two)
+    return "ran a backward in which two GradScalers had scaled the loss, so it would be divided by the scale of one of "
+           "them; let one scaler scale whatever a backward begins from";
+  return "";
 }
 
 std::string trouble_of_new_scale(const std::string& call) {
@@ -77,7 +86,7 @@ std::string trouble_of_new_scale(const std::string& call) {
 std::string trouble_of_step_beside(const std::string& parameter) {
   return "changed parameter " + parameter +
          " between backward() and the scaler's step, as optimizer.step() does, which takes gradients that still have "
-         "the scale; call only scaler.step(optimizer)";
+         "the scale; call only scaler.step(optimizer), and change parameters in other ways, as by clamp_(), after it";
 }
 
 }  // namespace lockstep

@@ -21,10 +21,10 @@ std::string trouble_of_gradients(const char* call, const TensorSet& parameters, 
                                  const ScaledPasses& scaled);
 /// Between unscale() and step(): scaled passes have added to what was divided. `passes`: how many; 0: some.
 std::string trouble_of_later_passes(size_t passes);
-/// A loss has the scale `lost`, and the scale was `present` when its backward began.
-std::string trouble_of_stale_scale(float lost, float present);
 /// `call` has changed the scale while gradients have the one before.
 std::string trouble_of_new_scale(const std::string& call);
+/// What was wrong with passes, where the scale was `present`.
+std::string trouble_of(const ScaledPasses::Wrong& wrong, float present);
 /// `parameter` was stepped by its optimizer.
 std::string trouble_of_step_beside(const std::string& parameter);
 

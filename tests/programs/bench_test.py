@@ -290,6 +290,17 @@ class Bench(unittest.TestCase):
             self.assertAlmostEqual(figures["share"], (figures["calls_cpu_us"] + figures["compare_cpu_us"]) / figures["step_cpu_us"])
             self.assertLess(300, figures["bytes_per_step"])
 
+    def test_scaler(self):
+        path = os.path.join(self.folder, "scaler.json")
+        for ranks in (2, 3):
+            table = run(os.path.join(BIN, "lockstep"), "run", "-n", ranks, "--", os.path.join(BIN, "bench_scaler"), "--tiny", "--json", path).stdout
+            self.assertIn(f"a step of {ranks} ranks takes", table)
+            figures = self.read(path)
+            self.assertEqual((figures["ranks"], [row["model"] for row in figures["rows"]]), (ranks, ["1,000 small parameters", "MLP"]))
+            for row in figures["rows"]:
+                self.assertLess(0, row["plain_us"])
+                self.assertAlmostEqual(row["ratio"], row["scaled_us"] / row["plain_us"])
+
     def test_sync_batch_norm(self):
         path = os.path.join(self.folder, "sync_batch_norm.json")
         for ranks in (2, 3):

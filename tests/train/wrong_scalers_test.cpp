@@ -218,7 +218,8 @@ Programs of_calls() {
          s.optimizer.step();
          s.scaler.step(s.optimizer);
        }},
-      {"stepped_beside_the_scaler_after_it", "GradScaler: an optimizer stepped again between the scaler's step() and ",
+      {"stepped_beside_the_scaler_after_it",
+       "GradScaler: this rank stepped an optimizer again after the scaler's step() had used ",
        [](Side& s) {
          torch::optim::AdamW adamw(s.model->parameters());
          s.backward(true);

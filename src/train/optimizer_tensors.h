@@ -1,0 +1,69 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include "reducer/gradient_marks.h"
+
+namespace lockstep {
+
+// What a GradScaler reads of an optimizer.
+
+inline std::vector<at::Tensor> list_of_parameters(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> all;
+  for (const auto& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  return all;
+}
+
+inline TensorSet set_of(const std::vector<at::Tensor>& parameters) {
+  TensorSet set;
+  for (const at::Tensor& parameter : parameters) set.insert(parameter.unsafeGetTensorImpl());
+  return set;
+}
+
+inline bool any_of_set(const std::vector<at::Tensor>& parameters, const TensorSet& set) {
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [&](const at::Tensor& parameter) { return set.contains(parameter.unsafeGetTensorImpl()); });
+}
+
+/// Tells an optimizer from another one, also one of other parameters that is made where it was.
+inline uint64_t identity_of(const torch::optim::Optimizer& optimizer) {
+  uint64_t identity = Hash::mixed(Hash::kStart, reinterpret_cast<uintptr_t>(&optimizer));
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& parameter : group.params())
+      identity = Hash::mixed(identity, reinterpret_cast<uintptr_t>(parameter.unsafeGetTensorImpl()));
+  return identity;
+}
+
+/// Gradients that one operation divides: of one device and dtype.
+using GradientGroups = std::map<std::pair<at::ScalarType, std::string>, std::vector<at::Tensor>>;
+
+inline GradientGroups gradients_of(torch::optim::Optimizer& optimizer) {
+  GradientGroups groups;
+  for (auto& group : optimizer.param_groups())
+    for (at::Tensor& parameter : group.params()) {
+      const at::Tensor& gradient = parameter.mutable_grad();
+      if (!gradient.defined()) continue;
+      TORCH_CHECK(gradient.scalar_type() != at::kHalf,
+                  "GradScaler: a gradient is half; keep the parameters in float and use autocast()");
+      TORCH_CHECK(gradient.layout() == at::kStrided, "GradScaler: sparse gradients cannot be unscaled");
+      groups[{gradient.scalar_type(), gradient.device().str()}].push_back(gradient);
+    }
+  return groups;
+}
+
+inline bool any_is_not_zero(torch::optim::Optimizer& optimizer) {
+  for (const auto& [kind, gradients] : gradients_of(optimizer))
+    for (const at::Tensor& gradient : gradients)
+      if (gradient.any().item<bool>()) return true;
+  return false;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include <lockstep/group.h>
+
+namespace lockstep {
+
+/// What ranks tell each other as a GradScaler unscales.
+enum Said {
+  // Of these the largest counts.
+  kInfinity,
+  kGradient,
+  kTrouble,
+  kPresent,
+  // These must be the same on all ranks that know them.
+  kScale,
+  kUnscales,
+  kCleared,
+  kOptimizer,
+  kSaid
+};
+using ScalerWord = std::array<float, kSaid>;
+
+inline constexpr float kNotKnown = -std::numeric_limits<float>::infinity();
+/// kCleared: all gradients that a backward had given values.
+inline constexpr float kAllCleared = 1;
+/// A hash, as a float that holds it exactly, and is above kAllCleared.
+inline float as_float(uint64_t hash) {
+  constexpr uint64_t kExact = (uint64_t{1} << 23) - 1;
+  return static_cast<float>((hash & kExact) + 2);
+}
+
+/// The words of all ranks together.
+struct ScalerWords {
+  ScalerWord largest, smallest;  ///< kNotKnown: no rank knows
+
+  bool differ(Said about) const { return largest[about] != kNotKnown && largest[about] != smallest[about]; }
+};
+/// Every rank of `ranks` calls it; without, this rank is alone.
+ScalerWords tell(const std::optional<Group>& ranks, const ScalerWord& own);
+
+}  // namespace lockstep
