@@ -30,7 +30,7 @@ std::string describe_failure(const Work::State& state, const std::exception& cau
   std::ostringstream text;
   text << state.operation << " #" << state.sequence << ' ' << arguments_of(state) << " failed on rank "
        << state.group->rank << " of " << state.group->world_size << " after " << seconds_since(state.started)
-       << " s: " << cause_of(cause) << (timed_out ? timeout_hint : "")
+       << " s: " << cause_of(cause) << (timed_out ? timeout_hint : "") << state.group->on_page.names_of_ranks()
        << "\nIf another rank ended first, its own message says why.";
   return text.str();
 }

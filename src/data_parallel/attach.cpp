@@ -17,6 +17,7 @@
 #include "data_parallel/same_model.h"
 #include "nn/batch_norm_operator.h"
 #include "rank_page/operation_label.h"
+#include "reducer/sharded_parameters.h"
 
 // Attaching to a module, and attaching again after an edit.
 
@@ -140,6 +141,8 @@ void Replica::State::compare(const AttachedModel::Tensors& now) const {
                 "computed from, or detach() it and set requires_grad");
     TORCH_CHECK(attached.is_known(tensor) || !GradientHook::follows(tensor), "parameter ", name,
                 " is attached to a DistributedDataParallel already; destroy that one first, or refresh() it");
+    TORCH_CHECK(!is_sharded(tensor), "parameter ", name,
+                " is held by a FullyShardedDataParallel, which adds up its gradients already; use one of the two");
     TORCH_CHECK(attached.is_known(tensor) || !GradientHook::is_reduced_by_c10d(tensor), "the gradients of parameter ",
                 name, " are averaged by torch's DistributedDataParallel (c10d::Reducer) already; use one of the two");
   }

@@ -40,7 +40,7 @@ std::string describe(const NamedTensors& tensors, const std::function<std::strin
 constexpr char kTrouble = '!';
 
 /// Every rank compares everything, so all find the same difference or none; a model has a few thousand lines at most.
-void compare_lines(const std::string& kind, const std::vector<std::string>& lines) {
+void compare_lines(const std::string& kind, const std::vector<std::string>& lines, const char* before) {
   const std::string difference = first_difference(kind, lines);
   if (difference.empty()) return;
   const bool is_option = kind.starts_with("option");
@@ -48,18 +48,19 @@ void compare_lines(const std::string& kind, const std::vector<std::string>& line
       (is_option ? "the ranks gave different options: " : "the ranks do not hold the same model: ") + difference;
   own_page().fail(RankFailure::kMismatch, -1, text);
   throw Error(text + (is_option ? ". Give the same ones on every rank."
-                                : ". Build and edit the module in the same way on every rank before "
-                                  "DistributedDataParallel attaches to it or refresh() is called."));
+                                : std::string(". Build and edit the module in the same way on every rank before ") +
+                                      before + "."));
 }
 
 }  // namespace
 
-void check_same_on_all_ranks(const Group& group, const std::string& kind, const std::string& lines) {
-  if (group.world_size() > 1) compare_lines(kind, group.all_gather_bytes(lines));
+void check_same_on_all_ranks(const Group& group, const std::string& kind, const std::string& lines,
+                             const char* before) {
+  if (group.world_size() > 1) compare_lines(kind, group.all_gather_bytes(lines), before);
 }
 
 void check_same_on_all_ranks(const Group& group, const std::string& kind, const NamedTensors& tensors,
-                             const std::function<std::string(const at::Tensor&)>& remark) {
+                             const std::function<std::string(const at::Tensor&)>& remark, const char* before) {
   std::vector<at::Tensor> all;
   for (const auto& [name, tensor] : tensors)
     if (tensor.defined()) all.push_back(tensor);
@@ -67,6 +68,6 @@ void check_same_on_all_ranks(const Group& group, const std::string& kind, const 
   const auto told = group.all_gather_bytes(trouble.empty() ? describe(tensors, remark) : kTrouble + trouble);
   for (const std::string& one : told)
     if (one.starts_with(kTrouble)) throw Error(ranks_with(told, one) + ": " + one.substr(1));
-  compare_lines(kind, told);
+  compare_lines(kind, told, before);
 }
 }  // namespace lockstep

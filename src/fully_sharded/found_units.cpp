@@ -10,6 +10,7 @@
 #include "fully_sharded/storage_access.h"
 #include "fully_sharded/told_to_all.h"
 #include "rank_page/operation_label.h"
+#include "reducer/gradient_hook.h"
 
 namespace lockstep::fully_sharded {
 namespace {
@@ -44,6 +45,9 @@ std::vector<FoundUnits::Found> layers_in(const torch::nn::Module& module) {
 }
 
 void check_parameter(const std::string& name, const at::Tensor& parameter) {
+  TORCH_CHECK(!GradientHook::follows(parameter), "FullyShardedDataParallel: parameter ", name,
+              " is attached to a DistributedDataParallel, which a ZeroRedundancyOptimizer may step. Make the "
+              "FullyShardedDataParallel in its place, and the optimizer of that; or destroy both first");
   const char* problem = nullptr;
   if (!parameter.is_cpu())
     problem = "is not on the CPU";
@@ -108,14 +112,6 @@ FoundUnits found_in(const torch::nn::Module& module) {
   return found;
 }
 
-/// Throws on all ranks if `body` throws on some.
-void on_all_ranks(const Group& group, const std::function<void()>& body) {
-  const std::string mine = trouble_of(body);
-  const auto all = group.all_gather_bytes(mine);
-  TORCH_CHECK(mine.empty(), mine);
-  refuse_troubles(all);
-}
-
 }  // namespace
 
 NamedTensors parameters_of_unit(const torch::nn::Module& layer, const std::string& name, const Group& group) {
@@ -139,7 +135,8 @@ NamedTensors parameters_of_unit(const torch::nn::Module& layer, const std::strin
     TORCH_CHECK(!parameters.empty(), "ShardedInitialization: ", name,
                 " has no parameters, so there is nothing to gather; make it a plain layer");
   });
-  check_same_on_all_ranks(group, "parameter", parameters, [](const at::Tensor&) { return std::string(); });
+  check_same_on_all_ranks(
+      group, "parameter", parameters, [](const at::Tensor&) { return std::string(); }, kBeforeSharding);
   return parameters;
 }
 
@@ -153,8 +150,9 @@ FoundUnits find_units(const torch::nn::Module& module, const Group& group) {
     names += unit.name + (unit.layer && unit.layer->early() ? " of a ShardedInitialization\n" : "\n");
     all.insert(all.end(), unit.parameters.begin(), unit.parameters.end());
   }
-  check_same_on_all_ranks(group, "unit", names);
-  check_same_on_all_ranks(group, "parameter", all, [](const at::Tensor&) { return std::string(); });
+  check_same_on_all_ranks(group, "unit", names, kBeforeSharding);
+  check_same_on_all_ranks(
+      group, "parameter", all, [](const at::Tensor&) { return std::string(); }, kBeforeSharding);
   return found;
 }
 

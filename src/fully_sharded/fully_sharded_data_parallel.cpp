@@ -7,12 +7,14 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "base/decimal.h"
 #include "base/error.h"
 #include "base/first_difference.h"
 #include "base/hash.h"
 #include "checkpoint/state_hash.h"
 #include "collectives/sample.h"
 #include "data_parallel/gradient_norm.h"
+#include "fully_sharded/model_call.h"
 #include "fully_sharded/module_gradients.h"
 #include "fully_sharded/part_step.h"
 #include "fully_sharded/state.h"
@@ -21,14 +23,11 @@
 
 namespace lockstep {
 
-using fully_sharded::decimal;
+using fully_sharded::ModelCall;
 using fully_sharded::tell_all;
 using fully_sharded::Unit;
 
 namespace {
-
-/// Begins a line of what_it_trains() that says how the module was edited.
-constexpr std::string_view kEdited = "edited: ";
 
 void check_same_limits(const std::vector<std::string>& arguments) {
   const std::string difference = first_difference("argument", arguments);
@@ -59,25 +58,29 @@ void FullySharded::before_forward() const { state_->check_usable(); }
 
 std::vector<at::Tensor> FullySharded::parts() const {
   std::vector<at::Tensor> parts;
-  for (const Unit::Parameter* parameter : state_->trained()) parts.push_back(parameter->part);
+  for (const Unit::Parameter* parameter : state_->edits().trained()) parts.push_back(parameter->part);
   return parts;
 }
 
 std::vector<torch::optim::OptimizerParamGroup> FullySharded::parts_of(
     const std::vector<torch::optim::OptimizerParamGroup>& groups) const {
   std::unordered_set<const Unit::Parameter*> left;
-  for (const Unit::Parameter* parameter : state_->trained()) left.insert(parameter);
+  for (const Unit::Parameter* parameter : state_->edits().trained()) left.insert(parameter);
   std::vector<torch::optim::OptimizerParamGroup> result = groups;
-  for (torch::optim::OptimizerParamGroup& group : result)
-    for (at::Tensor& tensor : group.params()) {
-      const Unit::Parameter& parameter = state_->parameter_of(tensor);
-      TORCH_CHECK(left.erase(&parameter) == 1, "FullyShardedDataParallel: ", parameter.name,
-                  " is in the parameter groups twice, or requires no grad");
-      tensor = parameter.part;
-    }
-  TORCH_CHECK(
-      left.empty(), "FullyShardedDataParallel: parameter ", left.empty() ? "" : (*left.begin())->name,
-      " is trained by the model and in none of the parameter groups; put all that the model trains into groups");
+  const OperationLabel label("the making of a ZeroRedundancyOptimizer");
+  const ModelCall call(state_->place("the making of an optimizer"));
+  fully_sharded::on_all_ranks(state_->groups()->all(), [&] {
+    for (torch::optim::OptimizerParamGroup& group : result)
+      for (at::Tensor& tensor : group.params()) {
+        const Unit::Parameter& parameter = state_->edits().parameter_of(tensor);
+        TORCH_CHECK(left.erase(&parameter) == 1, "FullyShardedDataParallel: ", parameter.name,
+                    " is in the parameter groups twice, or requires no grad");
+        tensor = parameter.part;
+      }
+    TORCH_CHECK(
+        left.empty(), "FullyShardedDataParallel: parameter ", left.empty() ? "" : (*left.begin())->name,
+        " is trained by the model and in none of the parameter groups; put all that the model trains into groups");
+  });
   return result;
 }
 
@@ -91,31 +94,41 @@ std::unique_ptr<detail::Stepper> FullySharded::make_stepper(torch::optim::Optimi
       return event(*here);
     };
   };
+  const OperationLabel label("the making of a ZeroRedundancyOptimizer");
+  const ModelCall call(state_->place("the making of an optimizer"));
+  std::shared_ptr<void> token;
+  fully_sharded::on_all_ranks(state_->groups()->all(), [&] { token = state_->expect_steps(); });
   return std::make_unique<fully_sharded::PartStep>(
       state_->groups(), optimizer, kind, options,
-      fully_sharded::PartStep::Events{
-          [with_state] {
-            std::string trouble;
-            const auto look = with_state([&](State& state) { trouble = state.trouble_of_gradients("step()"); });
-            const std::string gone = fully_sharded::trouble_of(look);
-            return gone.empty() ? trouble : gone;
-          },
-          with_state([](State& state) { state.after_step(); }),
-          with_state([](const State& state) { return state.what_it_trains(); }), state_->expect_steps()},
+      fully_sharded::PartStep::Events{[with_state] {
+                                        std::string trouble;
+                                        const auto look = with_state(
+                                            [&](State& state) { trouble = state.trouble_of_gradients("step()"); });
+                                        const std::string gone = fully_sharded::trouble_of(look);
+                                        return gone.empty() ? trouble : gone;
+                                      },
+                                      with_state([](State& state) { state.after_step(); }),
+                                      [state = std::weak_ptr<State>(state_)] {
+                                        const auto here = state.lock();
+                                        return here ? here->place("step()") : std::string("step()");
+                                      },
+                                      with_state([](State& state) { return state.edits().walk().lines; }), token},
       state_->part_places());
 }
 
 double FullySharded::clip_grad_norm(double max_norm, double norm_type) {
   const at::NoGradGuard no_grad;
   const OperationLabel label("the norm of the gradients");
+  const ModelCall call(state_->place("clip_grad_norm()"));
   std::string trouble = state_->trouble_of_gradients("clip_grad_norm()");
   if (trouble.empty() && (std::isnan(max_norm) || std::isnan(norm_type)))
     trouble = "FullyShardedDataParallel: clip_grad_norm() was given NaN";
-  const std::vector<Unit::Parameter*> trained = trouble.empty() ? state_->trained() : std::vector<Unit::Parameter*>();
+  const std::vector<Unit::Parameter*>& trained = state_->edits().walk().trained;
   std::string arguments = "max_norm: " + decimal(max_norm) + "\nnorm_type: " + decimal(norm_type) + '\n';
-  if (trouble.empty()) arguments += state_->what_it_trains();
+  if (trouble.empty()) arguments += state_->edits().walk().lines;
   for (const Unit::Parameter* parameter : trained)
-    if (!parameter->part.grad().defined()) arguments += "no gradient of " + parameter->name + '\n';
+    arguments +=
+        "the gradient of " + parameter->name + (parameter->part.grad().defined() ? " is there\n" : " was cleared\n");
   check_same_limits(tell_all(state_->groups()->all(), trouble, arguments));
   constexpr int64_t kBlock = GradientNorm::kBlock;
   GradientNorm norm(norm_type);
@@ -139,11 +152,13 @@ double FullySharded::clip_grad_norm(double max_norm, double norm_type) {
   if (std::isnan(factor) || factor < 1)
     for (const Unit::Parameter* parameter : trained)
       if (at::Tensor gradient = parameter->part.grad(); gradient.defined()) gradient.mul_(factor);
+  state_->accept_gradients();
   return found;
 }
 
 StateDict FullySharded::state_dict() {
   const OperationLabel label("the state_dict() of a FullyShardedDataParallel");
+  const ModelCall call(state_->place("state_dict()"));
   StateDict state;
   state_->read_all("state_dict()",
                    [&](const std::string& name, const at::Tensor& value) { state.insert(name, value.clone()); });
@@ -152,6 +167,7 @@ StateDict FullySharded::state_dict() {
 
 std::string FullySharded::hash() {
   const OperationLabel label("the hash() of a FullyShardedDataParallel");
+  const ModelCall call(state_->place("hash()"));
   Hash hash;
   state_->read_all("hash()", [&](const std::string& name, const at::Tensor& value) { add_to_hash(hash, name, value); });
   return state_->groups()->all().all_gather_bytes(hash.digits()).front();
@@ -160,23 +176,6 @@ std::string FullySharded::hash() {
 StateDict FullySharded::state_in_slices() { return state_->state_in_slices(); }
 void FullySharded::load_state_dict(const StateDict& state) { state_->load_state_dict(state); }
 FullyShardedStats FullySharded::stats() const { return state_->stats(); }
-
-std::vector<Unit::Parameter*> FullySharded::State::trained() {
-  std::vector<Unit::Parameter*> all;
-  std::unordered_set<const Unit::Parameter*> seen;
-  for (const auto& item : module_->named_parameters())
-    if (item.value().defined() && item.value().requires_grad())
-      if (Unit::Parameter* parameter = &parameter_of(item.value()); seen.insert(parameter).second)
-        all.push_back(parameter);
-  return all;
-}
-
-Unit::Parameter& FullySharded::State::parameter_of(const at::Tensor& tensor) {
-  const auto found = parameters_.find(tensor.unsafeGetTensorImpl());
-  TORCH_CHECK(found != parameters_.end(), "FullyShardedDataParallel: a parameter of ", tensor.sizes(),
-              " is none that the module had when this object was made; layers cannot be added or replaced yet");
-  return *found->second;
-}
 
 fully_sharded::PartStates::Places FullySharded::State::part_places() {
   fully_sharded::PartStates::Places places;
@@ -205,22 +204,6 @@ std::shared_ptr<void> FullySharded::State::expect_steps() {
   return token;
 }
 
-std::string FullySharded::State::what_it_trains() const {
-  std::string lines = "model " + std::to_string(check_.model()) + " of those that were made\n";
-  std::unordered_set<const c10::TensorImpl*> known;
-  for (const auto& item : module_->named_parameters()) {
-    if (!item.value().defined()) continue;
-    if (parameters_.contains(item.value().unsafeGetTensorImpl()))
-      known.insert(item.value().unsafeGetTensorImpl());
-    else
-      lines += std::string(kEdited) + "a new parameter, " + item.key() + '\n';
-    if (!item.value().requires_grad()) lines += "frozen " + item.key() + '\n';
-  }
-  if (known.size() < parameters_.size())
-    lines += std::string(kEdited) + "only " + std::to_string(known.size()) + " of the parameters that it had\n";
-  return lines;
-}
-
 void FullySharded::State::check_between_backwards(const std::string& call) {
   telling([&] {
     TORCH_CHECK(backward_.phase != Phase::kBackward && current_backward() == -1, "FullyShardedDataParallel: ", call,
@@ -232,13 +215,7 @@ std::string FullySharded::State::trouble_before(const std::string& call) {
   check_between_backwards(call);
   std::string trouble = fully_sharded::trouble_of([&] {
     check_usable();
-    check_unchanged();
-    const std::string lines = what_it_trains();
-    const size_t edit = lines.find(kEdited);
-    TORCH_CHECK(edit == std::string::npos,
-                "FullyShardedDataParallel: the module has been edited since it was made: it has ",
-                lines.substr(edit + kEdited.size(), lines.find('\n', edit) - edit - kEdited.size()),
-                ". Layers and parameters cannot be added or replaced yet");
+    edits_.check_module();
   });
   return trouble.empty() ? fully_sharded::settle_gradients(units_) : trouble;
 }
@@ -253,12 +230,8 @@ void FullySharded::State::meet_before(const std::string& call) {
 
 std::string FullySharded::State::trouble_of_gradients(const std::string& call) {
   if (std::string trouble = trouble_before(call); !trouble.empty()) return trouble;
-  for (const Unit& unit : units_)
-    for (const Unit::Parameter& parameter : unit.parameters())
-      if (parameter.part.grad().defined() && !parameter.stepped)
-        return "FullyShardedDataParallel: " + parameter.name +
-               " has a gradient, but was frozen when the optimizer was made, so nothing steps it; make another "
-               "optimizer after parameters were unfrozen";
+  if (std::string trouble = edits_.trouble_of_gradients(call); !trouble.empty()) return trouble;
+  if (std::string trouble = edits_.trouble_of_unstepped(); !trouble.empty()) return trouble;
   return gradients_.scaled().trouble_before(call);
 }
 
@@ -284,7 +257,7 @@ void FullySharded::State::read_all(const char* call,
   at::Tensor memory;
   for (const auto& item : module_->named_parameters()) {
     if (!item.value().defined()) continue;
-    const Unit::Parameter& parameter = parameter_of(item.value());
+    const Unit::Parameter& parameter = edits_.parameter_of(item.value());
     const size_t number = unit_of.at(&parameter);
     Unit& unit = units_[number];
     if (!unit.stays_gathered() && std::exchange(there, number) != number)
@@ -296,6 +269,7 @@ void FullySharded::State::read_all(const char* call,
 
 StateDict FullySharded::State::state_in_slices() {
   const OperationLabel label("the state of a FullyShardedDataParallel");
+  const ModelCall call(place("the save"));
   meet_before("saving");
   std::unordered_map<const Unit::Parameter*, at::Tensor> values;
   for (const Unit& unit : units_)
@@ -303,13 +277,14 @@ StateDict FullySharded::State::state_in_slices() {
       values[&parameter] = Unit::view(unit.memory(), parameter);
   StateDict state;
   for (const auto& item : module_->named_parameters())
-    if (item.value().defined()) state.insert(item.key(), values.at(&parameter_of(item.value())));
+    if (item.value().defined()) state.insert(item.key(), values.at(&edits_.parameter_of(item.value())));
   return state;
 }
 
 void FullySharded::State::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   const OperationLabel label("load_state_dict() of a FullyShardedDataParallel");
+  const ModelCall call(place("load_state_dict()"));
   check_between_backwards("load_state_dict()");
   tell_all(groups_->all(), fully_sharded::trouble_of([this] { check_usable(); }), "");
   std::string problems;

@@ -52,8 +52,7 @@ void Gathering::finish(Slot& slot) {
   if (!slot.under_way) return;
   const Slot::UnderWay under_way = std::move(*slot.under_way);
   slot.under_way.reset();
-  under_way.rows.wait();
-  check_.finish(under_way.word);
+  check_.finish_before(under_way.word, under_way.rows);
 }
 
 Gathering::Slot& Gathering::bring(size_t unit, What what) {

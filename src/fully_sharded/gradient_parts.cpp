@@ -46,7 +46,7 @@ GradientParts::GradientParts(const MachineGroups& groups, std::deque<Unit>& unit
   gradients_ = groups_.allocate_summed(bytes, at::kByte);
   if (groups_.here() != nullptr && groups_.rail() != nullptr)
     rail_sums_ = at::empty({bytes / groups_.ranks_here()}, at::kByte);
-  used_ = at::zeros({2 * static_cast<int64_t>(parameters_) + 2}, at::kInt);
+  used_ = at::zeros({2 * static_cast<int64_t>(parameters_) + 4}, at::kInt);
 }
 
 std::string GradientParts::collect(Unit& unit, size_t number, const at::Tensor& memory) {
@@ -107,8 +107,7 @@ void GradientParts::finish_under_way() {
   if (!under_way_) return;
   const UnderWay under_way = std::move(*under_way_);
   under_way_.reset();
-  under_way.sums.wait();
-  check_.finish(under_way.word);
+  check_.finish_before(under_way.word, under_way.sums);
 }
 
 void GradientParts::check_same_before(const int32_t* had) const {
@@ -133,6 +132,13 @@ void GradientParts::refuse_scale_on_some(bool is_scaled) const {
               " not, so the sum of gradients has parts of two scales; scale every loss on every rank");
 }
 
+void GradientParts::refuse_zeros_on_some() const {
+  const auto zeroed = groups_.all().all_gather_bytes(before_.zeroed ? "1" : "0");
+  throw Error("FullyShardedDataParallel: before this backward " + ranks_with(zeroed, std::string("1")) +
+              " had set gradients to zero, as zero_grad(false) does, and " + ranks_with(zeroed, std::string("0")) +
+              " had not. Every rank calls zero_grad() and step() after the same backward passes");
+}
+
 void GradientParts::finish(const std::string& trouble) {
   const OperationLabel label("the end of a backward of a FullyShardedDataParallel");
   finish_under_way();
@@ -144,9 +150,12 @@ void GradientParts::finish(const std::string& trouble) {
   int32_t* const scaled = had + 1;
   const bool is_scaled = ScaledPasses::known_to_any(current_backward());
   *scaled = is_scaled;
+  scaled[1] = before_.zeroed;
+  scaled[2] = before_.kept;
   groups_.all().all_reduce(used_);
   if (*had > 0) refuse_troubles(groups_.all().all_gather_bytes(trouble));
   if (*scaled > 0 && *scaled < groups_.all().world_size()) refuse_scale_on_some(is_scaled);
+  if (scaled[1] > 0 && scaled[2] > 0) refuse_zeros_on_some();
   check_same_before(used + parameters_);
   for (size_t number = 0; number < units_.size(); ++number) {
     const at::Tensor sum = std::exchange(sums_[number], {});

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "fully_sharded/machine_groups.h"
+#include "fully_sharded/part_gradients.h"
 #include "fully_sharded/scaled_parts.h"
 #include "fully_sharded/unit.h"
 #include "fully_sharded/use_check.h"
@@ -26,6 +27,9 @@ class GradientParts {
   /// rank calls it at the end of a backward. Throws on all ranks if `trouble` is not empty on some.
   void finish(const std::string& trouble);
 
+  /// A backward begins.
+  void begin() { before_ = changes_of_gradients(units_); }
+
   ScaledParts& scaled() { return scaled_; }
 
   int64_t bytes_sent() const { return bytes_sent_; }
@@ -39,6 +43,7 @@ class GradientParts {
   void check_same_before(const int32_t* had) const;
   void finish_under_way();
   [[noreturn]] void refuse_scale_on_some(bool is_scaled) const;
+  [[noreturn]] void refuse_zeros_on_some() const;
   at::Tensor memory_for_sums(size_t unit);
 
   const MachineGroups& groups_;
@@ -52,7 +57,8 @@ class GradientParts {
   size_t parameters_ = 0;
   /// Of each parameter, whether this rank has reached it; of each, whether its part had a gradient before this
   /// backward; and whether there is a trouble.
-  at::Tensor used_;
+  at::Tensor used_;  // and two more: whether gradients were set to zero, or kept, before this backward
+  GradientChanges before_;
   std::optional<UnderWay> under_way_;
   int64_t bytes_sent_ = 0;
   ScaledParts scaled_;

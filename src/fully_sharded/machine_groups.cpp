@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <map>
+#include <random>
+#include <utility>
 
 #include <ATen/ATen.h>
 
@@ -40,8 +42,9 @@ void check_subtrees(const Group& all, int first, int ranks_here, int rank_here) 
 
 }  // namespace
 
-MachineGroups::MachineGroups(const Group& group)
+MachineGroups::MachineGroups(const Group& group, std::string nonce)
     : all_(group),
+      nonce_(std::move(nonce)),
       memory_(dynamic_cast<MachineMemory*>(state_of(group).backend.get())),
       ranks_here_(memory_ != nullptr ? memory_->ranks_here() : 1),
       rank_here_(memory_ != nullptr ? memory_->rank_here() : 0) {
@@ -70,9 +73,11 @@ std::shared_ptr<const MachineGroups> MachineGroups::of(const Group& group) {
     const MutexLock lock(mutex);
     groups = (*kKnown)[&state_of(group)].lock();
   }
-  const auto known = group.all_gather_bytes(groups ? "1" : "0");
-  if (std::find(known.begin(), known.end(), "0") == known.end()) return groups;
-  groups = std::make_shared<const MachineGroups>(group);
+  std::random_device random;
+  const std::string drawn = std::to_string(random()) + '.' + std::to_string(random());
+  const auto said = group.all_gather_bytes((groups ? '1' : '0') + drawn);
+  if (std::all_of(said.begin(), said.end(), [](const auto& one) { return one.front() == '1'; })) return groups;
+  groups = std::make_shared<const MachineGroups>(group, said.front().substr(1));
   const MutexLock lock(mutex);
   (*kKnown)[&state_of(group)] = groups;
   return groups;

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 
@@ -20,13 +21,15 @@ namespace lockstep::fully_sharded {
 /// by a reduce_scatter within each rail: the balanced tree over all ranks, of which each machine is a whole subtree.
 class MachineGroups {
  public:
-  /// Every rank makes it. Throws on all ranks where the machines' ranks form no such subtrees.
-  explicit MachineGroups(const Group& group);
+  /// Every rank makes it. Throws on all ranks where the machines' ranks form no such subtrees. `nonce`: see nonce().
+  MachineGroups(const Group& group, std::string nonce);
   /// Those that another model of the group has, if it is there on all ranks, so that ranks which use the models in
   /// another order meet and are told; or new ones. Every rank calls it.
   static std::shared_ptr<const MachineGroups> of(const Group& group);
 
   const Group& all() const { return all_; }
+  /// The same on all ranks, and no other's, of this run or an earlier one over the same store.
+  const std::string& nonce() const { return nonce_; }
   /// The ranks of this machine; null if there is only this one.
   const Group* here() const { return here_ ? &*here_ : nullptr; }
   /// The ranks of this rank's rail; null if there is one machine.
@@ -53,6 +56,7 @@ class MachineGroups {
 
  private:
   const Group all_;
+  const std::string nonce_;
   MachineMemory* const memory_;
   int ranks_here_, rank_here_;
   std::optional<Group> here_, rail_;

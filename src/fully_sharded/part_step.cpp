@@ -9,14 +9,18 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
 
+#include "base/decimal.h"
 #include "base/error.h"
 #include "base/first_difference.h"
+#include "fully_sharded/model_call.h"
 #include "fully_sharded/told_to_all.h"
 #include "optim/step_plan.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep::fully_sharded {
 namespace {
+
+constexpr const char* kMaking = "the making of a ZeroRedundancyOptimizer";
 
 /// The numbers with which parameters are stepped, from `name` on, each in a line with the options that it comes from.
 std::string numbers_of(const std::string& name, double lr, const optim::Intent& intent) {
@@ -37,15 +41,18 @@ std::string numbers_of(const std::string& name, double lr, const optim::Intent& 
   return lines + "algorithm of " + name + ": " + std::to_string(static_cast<int>(intent.algorithm)) + '\n';
 }
 
-std::unique_ptr<detail::Stepper> make_own(torch::optim::Optimizer& optimizer, const detail::StepKind& kind,
-                                          const ZeroRedundancyOptions& options) {
-  TORCH_CHECK(kind.formula != detail::FormulaKind::kNone,
-              "FullyShardedDataParallel: its parts are stepped by SGD, Adam and AdamW, and this optimizer is a ",
-              c10::demangle(typeid(optimizer).name()), "; take one of those");
-  TORCH_CHECK(
-      !options.master_weights,
-      "FullyShardedDataParallel: master_weights is for parameters of 16 bits, which it does not take yet; leave "
-      "it false");
+std::unique_ptr<detail::Stepper> make_own(const Group& group, torch::optim::Optimizer& optimizer,
+                                          const detail::StepKind& kind, const ZeroRedundancyOptions& options) {
+  const OperationLabel label(kMaking);
+  on_all_ranks(group, [&] {
+    TORCH_CHECK(kind.formula != detail::FormulaKind::kNone,
+                "FullyShardedDataParallel: its parts are stepped by SGD, Adam and AdamW, and this optimizer is a ",
+                c10::demangle(typeid(optimizer).name()), "; take one of those");
+    TORCH_CHECK(
+        !options.master_weights,
+        "FullyShardedDataParallel: master_weights is for parameters of 16 bits, which it does not take yet; leave "
+        "it false");
+  });
   return detail::make_stepper(static_cast<const Replica*>(nullptr), optimizer, kind, options);
 }
 
@@ -57,9 +64,10 @@ PartStep::PartStep(std::shared_ptr<const MachineGroups> groups, torch::optim::Op
     : group_(groups->all()),
       formula_(kind.formula),
       optimizer_(&optimizer),
-      own_(make_own(optimizer, kind, options)),
+      own_(make_own(group_, optimizer, kind, options)),
       events_(std::move(events)),
       states_(std::move(places), std::move(groups), formula_of(formula_)) {
+  const OperationLabel label(kMaking);
   refuse_difference("option", group_.all_gather_bytes("optimizer " + c10::demangle(typeid(optimizer).name()) + '\n'));
 }
 
@@ -87,9 +95,13 @@ std::string PartStep::trouble() const {
 
 std::string PartStep::intended() const {
   std::unordered_map<const c10::TensorImpl*, double> rates;
-  for (const auto& group : optimizer_->param_groups())
-    for (const at::Tensor& part : group.params()) rates[part.unsafeGetTensorImpl()] = group.options().get_lr();
   std::string lines;
+  for (const auto& group : optimizer_->param_groups())
+    for (const at::Tensor& part : group.params()) {
+      rates[part.unsafeGetTensorImpl()] = group.options().get_lr();
+      // First, so that ranks which differ in it say so, whatever follows from it.
+      lines += "the gradient of " + states_.name_of(part) + (part.grad().defined() ? " is there\n" : " was cleared\n");
+    }
   std::optional<std::tuple<double, optim::Algorithm, optim::StepConstants>> last;
   for (const optim::Intent& intent : optim::intents_of(*optimizer_, formula_of(formula_),
                                                        [](const at::Tensor& part) { return part.grad().defined(); })) {
@@ -97,7 +109,6 @@ std::string PartStep::intended() const {
     const double lr = rates.at(intent.parameter.unsafeGetTensorImpl());
     const std::tuple now{lr, intent.algorithm, intent.constants};
     if (std::exchange(last, now) != now) lines += numbers_of(name, lr, intent);
-    lines += name + " has a gradient\n";
   }
   return lines;
 }
@@ -118,6 +129,7 @@ void PartStep::refuse_difference(const std::string& kind, const std::vector<std:
 
 void PartStep::step() {
   const at::NoGradGuard no_grad;
+  const ModelCall call(events_.place());
   agree();
   states_.flatten(*optimizer_);
   own_->step();

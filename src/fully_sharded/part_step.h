@@ -18,6 +18,7 @@ class PartStep final : public detail::Stepper {
   struct Events {
     std::function<std::string()> trouble;   ///< why this rank cannot step; empty: it can
     std::function<void()> after;            ///< every rank calls it
+    std::function<std::string()> place;     ///< where a rank is that steps, for the others
     std::function<std::string()> describe;  ///< the model: lines that must be the same on all ranks
     std::shared_ptr<void> token;            ///< there is one optimizer
   };

@@ -2,11 +2,17 @@
 
 #include <algorithm>
 
+#include "fully_sharded/part_gradients.h"
+
 namespace lockstep::fully_sharded {
 
-ScaledParts::ScaledParts(const Group& group, const std::deque<Unit>& units)
+ScaledParts::ScaledParts(const Group& group, std::deque<Unit>& units)
     : group_(group),
-      accepting_({.accept = [this](const TensorSet& parameters) { record_.unscaled(parts_, parameters); },
+      accepting_({.accept =
+                      [this, &units](const TensorSet& parameters) {
+                        record_.unscaled(parts_, parameters);
+                        mark_gradients(units);
+                      },
                   .know = [this](const TensorSet& parameters) { return known(parameters); },
                   .waits = [this](const ScaledPasses& scaled) { return record_.still_scaled_by(scaled, parts_); },
                   .stepped =

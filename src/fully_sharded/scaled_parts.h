@@ -17,7 +17,7 @@ namespace lockstep::fully_sharded {
 /// they still have its scale. Through it a scaler without a group decides together with the model's ranks.
 class ScaledParts {
  public:
-  ScaledParts(const Group& group, const std::deque<Unit>& units);
+  ScaledParts(const Group& group, std::deque<Unit>& units);
 
   void backward_begins();
   /// `number`: see current_backward().

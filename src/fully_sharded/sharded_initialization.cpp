@@ -4,16 +4,14 @@
 
 #include "fully_sharded/early_unit.h"
 #include "fully_sharded/found_units.h"
+#include "fully_sharded/told_to_all.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep {
 
 class ShardedInitialization::State {
  public:
-  explicit State(const Group& group) : groups_(fully_sharded::MachineGroups::of(group)) {
-    TORCH_CHECK(current == nullptr, "ShardedInitialization: this thread has one already");
-    current = this;
-  }
+  explicit State(const Group& group) : groups_(groups_of(group)) { current = this; }
   ~State() { current = nullptr; }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -32,6 +30,15 @@ class ShardedInitialization::State {
   static thread_local State* current;
 
  private:
+  static std::shared_ptr<const fully_sharded::MachineGroups> groups_of(const Group& group) {
+    {
+      const OperationLabel label("ShardedInitialization()");
+      fully_sharded::on_all_ranks(
+          group, [] { TORCH_CHECK(current == nullptr, "ShardedInitialization: this thread has one already"); });
+    }
+    return fully_sharded::MachineGroups::of(group);
+  }
+
   const std::shared_ptr<const fully_sharded::MachineGroups> groups_;
   int units_ = 0;
 };

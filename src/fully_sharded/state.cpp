@@ -7,8 +7,11 @@
 #include "base/loop_begin.h"
 #include "collectives/group_state.h"
 #include "fully_sharded/early_unit.h"
+#include "fully_sharded/model_call.h"
 #include "fully_sharded/module_gradients.h"
+#include "fully_sharded/part_gradients.h"
 #include "fully_sharded/told_to_all.h"
+#include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 #include "reducer/reduction_plan.h"
 
@@ -42,17 +45,19 @@ std::vector<std::string> names_of(const fully_sharded::FoundUnits& found) {
 /// Those of the ShardedInitialization that made units, or new ones.
 std::shared_ptr<const fully_sharded::MachineGroups> groups_for(const fully_sharded::FoundUnits& found,
                                                                const Group& group) {
+  const OperationLabel label("FullyShardedDataParallel()");
   std::shared_ptr<const fully_sharded::MachineGroups> groups;
-  for (const auto& unit : found.units) {
-    const detail::EarlyUnit* early = unit.layer != nullptr ? unit.layer->early() : nullptr;
-    if (early == nullptr) continue;
-    TORCH_CHECK(
-        (!groups || groups == early->groups) && &state_of(early->groups->all()) == &state_of(group),
-        "FullyShardedDataParallel: ", unit.name,
-        " was made by another ShardedInitialization or for another group; make the whole model within one, with "
-        "the group that trains it");
-    groups = early->groups;
-  }
+  fully_sharded::on_all_ranks(group, [&] {
+    for (const auto& unit : found.units) {
+      const detail::EarlyUnit* early = unit.layer != nullptr ? unit.layer->early() : nullptr;
+      if (early == nullptr) continue;
+      TORCH_CHECK((!groups || groups == early->groups) && &state_of(early->groups->all()) == &state_of(group),
+                  "FullyShardedDataParallel: ", unit.name,
+                  " was made by another ShardedInitialization or for another group; make the whole model within one, "
+                  "with the group that trains it");
+      groups = early->groups;
+    }
+  });
   return groups ? groups : fully_sharded::MachineGroups::of(group);
 }
 
@@ -76,14 +81,13 @@ FullySharded::State::State(std::shared_ptr<torch::nn::Module> module, const Grou
       groups_(groups_for(found_, group)),
       watch_(*groups_, ++state_of(group).replicas),
       check_(names_of(found_), group.rank(), state_of(group).replicas),
-      gathering_((make(units_, found_, *groups_), *groups_), units_, check_),
+      edits_(module_, (make(units_, found_, *groups_), units_), check_.model()),
+      gathering_(*groups_, units_, check_),
       gradients_(*groups_, units_, check_),
       uses_(units_.size()) {
   for (Unit& unit : units_)
-    for (Unit::Parameter& parameter : unit.parameters()) {
-      parameters_.emplace(parameter.tensor.unsafeGetTensorImpl(), &parameter);
+    for (Unit::Parameter& parameter : unit.parameters())
       alarms_.emplace_back(parameter.tensor, [this] { backward_begins(); });
-    }
   TensorMemory::release();  // where the parameters were
 }
 
@@ -102,22 +106,20 @@ void FullySharded::State::check_usable() const {
   TORCH_CHECK(groups_->all().is_open(), "FullyShardedDataParallel: the Context that its group comes from is gone");
 }
 
-void FullySharded::State::check_unchanged() const {
-  for (const Unit& unit : units_) {
-    const std::string name = unit.changed();
-    TORCH_CHECK(name.empty(), "FullyShardedDataParallel: ", name,
-                " was changed by something else than the optimizer that steps the parts, or moved to other memory, and "
-                "the other ranks' parts do not know of it; set parameters by load_state_dict() of this model");
-  }
-}
-
 void FullySharded::State::telling(const std::function<void()>& body) {
   try {
     body();
   } catch (const std::exception& error) {
     const auto* misuse = dynamic_cast<const c10::Error*>(&error);
-    note_trouble(misuse != nullptr ? misuse->what_without_backtrace() : error.what());
+    // An engine tells of it by the numbers of a machine or a rail, or of a connection that broke.
+    const std::string departed = misuse == nullptr ? watch_.departed() : "";
+    const std::string text = departed.empty()
+                                 ? misuse != nullptr ? misuse->what_without_backtrace() : error.what()
+                                 : departed + ", and others still call theirs, " + fully_sharded::ModelCall::current() +
+                                       ". Every rank runs as many forwards and backwards: " + error.what();
+    note_trouble(text);
     watch_.tell(backward_.trouble);
+    if (!departed.empty()) throw Error(text);
     throw;
   }
 }
@@ -127,7 +129,14 @@ void FullySharded::State::begins(size_t number) {
   telling([&] { use_in_forward(number); });
 }
 
+std::string FullySharded::State::place(const std::string& call) const {
+  const int passes = backward_.number - (backward_.phase == Phase::kBackward ? 1 : 0);
+  return call + " after " + std::to_string(passes) + (passes == 1 ? " backward" : " backwards") +
+         (check_.model() > 1 ? " of model " + std::to_string(check_.model()) : "");
+}
+
 void FullySharded::State::use_in_forward(size_t number) {
+  const fully_sharded::ModelCall call(place("the forward of `" + units_[number].name() + "`"));
   if (backward_.phase == Phase::kIdle) backward_.trouble.clear();
   TORCH_CHECK(backward_.phase != Phase::kBackward, "FullyShardedDataParallel: `", units_[number].name(),
               "` was called within a backward, as activation checkpointing does, which units do not support yet");
@@ -159,14 +168,16 @@ void FullySharded::State::backward_begins() {
   if (backward_.phase == Phase::kBackward) return;
   check_usable();
   backward_.trouble = fully_sharded::trouble_of([this] {
-    check_unchanged();
+    edits_.check_unchanged();
     TORCH_CHECK(
         steps_.expected,
         "FullyShardedDataParallel: no optimizer steps its parts; make a lockstep::ZeroRedundancyOptimizer of this "
         "model before the first backward. One that was made of the module's parameters would change nothing");
   });
   note_trouble(fully_sharded::settle_gradients(units_));
+  note_trouble(edits_.trouble_of_gradients("the next backward"));
   fully_sharded::hide_gradients(units_);
+  gradients_.begin();
   gradients_.scaled().backward_begins();
   backward_.phase = Phase::kBackward;
   ++backward_.number;
@@ -188,6 +199,7 @@ void FullySharded::State::backward_begins() {
 
 void FullySharded::State::backward_reaches(Use& use) {
   backward_begins();
+  const fully_sharded::ModelCall call(place("the backward of `" + units_[use.unit].name() + '`'));
   if (use.backward == backward_.number) return;  // by another of its outputs
   TORCH_CHECK(use.backward == 0, "FullyShardedDataParallel: a backward went through `", units_[use.unit].name(),
               "` a second time (retain_graph); run one backward for each forward");
@@ -215,6 +227,7 @@ void FullySharded::State::finish_open() {
 }
 
 void FullySharded::State::backward_ended() {
+  const fully_sharded::ModelCall call(place("the end of a backward"));
   const at::NoGradGuard no_grad;
   finish_open();
   if (found_.units.back().layer == nullptr) note_trouble(gradients_.add(units_.size() - 1));
@@ -223,9 +236,12 @@ void FullySharded::State::backward_ended() {
       if (parameter.tensor.grad().defined())
         note_trouble("FullyShardedDataParallel: a gradient of " + parameter.name +
                      " came from outside of the backward of `" + unit.name() +
-                     "`; use a unit's parameters in its forward only");
+                     "`, as of a sum over parameters that was computed before the model's forward. On one machine "
+                     "compute it after the forward; on several, where a unit's parameters have no values elsewhere, "
+                     "within that layer's forward; for an L2 norm take the optimizer's weight_decay");
   backward_.phase = Phase::kFailed;
   gradients_.finish(backward_.trouble);
+  fully_sharded::mark_gradients(units_);
   fully_sharded::show_gradients(units_);
   gradients_.scaled().backward_ended(current_backward());
   for (auto& use : uses_) use.reset();

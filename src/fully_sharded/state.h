@@ -4,17 +4,18 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include <lockstep/fully_sharded_data_parallel.h>
 
 #include "data_parallel/tensor_memory.h"
+#include "fully_sharded/edit_check.h"
 #include "fully_sharded/failure_watch.h"
 #include "fully_sharded/found_units.h"
 #include "fully_sharded/gathering.h"
 #include "fully_sharded/gradient_parts.h"
 #include "fully_sharded/machine_groups.h"
+#include "fully_sharded/part_gradients.h"
 #include "fully_sharded/part_states.h"
 #include "fully_sharded/unit.h"
 #include "fully_sharded/use_check.h"
@@ -46,23 +47,21 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   void returns(size_t unit, const std::vector<at::Tensor>& outputs) override;
   void ends(size_t unit) noexcept override;
 
+  /// Where a rank is that is in this call of the model, for the other ranks.
+  std::string place(const std::string& call) const;
   void check_usable() const;
   void check_between_backwards(const std::string& call);
-  /// TORCH_CHECK fails if something else than this has changed a parameter.
-  void check_unchanged() const;
+  fully_sharded::EditCheck& edits() { return edits_; }
   const std::shared_ptr<const fully_sharded::MachineGroups>& groups() const { return groups_; }
-  /// What the model trains, in the order of the module.
-  std::vector<fully_sharded::Unit::Parameter*> trained();
-  fully_sharded::Unit::Parameter& parameter_of(const at::Tensor& tensor);
   /// An optimizer is made, which keeps the result. TORCH_CHECK fails if there is one.
   std::shared_ptr<void> expect_steps();
-  /// Lines that must be the same on all ranks: which model it is, and what was frozen or edited.
-  std::string what_it_trains() const;
   /// Why this rank's parts cannot be stepped, or limited; empty if nothing is wrong. What the module's zero_grad() has
   /// cleared is cleared in the parts.
   std::string trouble_before(const std::string& call);
   /// The same, for a call that uses gradients.
   std::string trouble_of_gradients(const std::string& call);
+  /// The gradients in the parts are right as they are now.
+  void accept_gradients() { fully_sharded::mark_gradients(units_); }
   void after_step();
   /// Calls `visit` on rank 0 with each parameter of the module, gathered unit by unit. Every rank calls this.
   void read_all(const char* call, const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
@@ -105,7 +104,7 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   fully_sharded::FailureWatch watch_;
   fully_sharded::UseCheck check_;
   std::deque<fully_sharded::Unit> units_;
-  std::unordered_map<const c10::TensorImpl*, fully_sharded::Unit::Parameter*> parameters_;
+  fully_sharded::EditCheck edits_;
   fully_sharded::Gathering gathering_;
   fully_sharded::GradientParts gradients_;
   std::deque<GradientAlarm> alarms_;

@@ -1,8 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <functional>
 #include <string>
 #include <vector>
@@ -34,6 +32,14 @@ inline void refuse_troubles(const std::vector<std::string>& troubles) {
   if (first != troubles.end()) throw Error(ranks_with(troubles, *first) + ": " + *first);
 }
 
+/// Throws on all ranks if `checks` throw a c10::Error on some. Every rank calls it.
+inline void on_all_ranks(const Group& group, const std::function<void()>& checks) {
+  const std::string mine = trouble_of(checks);
+  const auto all = group.all_gather_bytes(mine);
+  TORCH_CHECK(mine.empty(), mine);
+  refuse_troubles(all);
+}
+
 /// Every rank says what it is about to do, or why it cannot, which throws on all ranks. Returns what they said.
 inline std::vector<std::string> tell_all(const Group& group, const std::string& trouble, const std::string& intention) {
   constexpr char kIntends = '\n';  // no trouble begins with it
@@ -46,12 +52,6 @@ inline std::vector<std::string> tell_all(const Group& group, const std::string& 
   }
   refuse_troubles(troubles);
   return intentions;
-}
-
-/// The shortest digits that are this number.
-inline std::string decimal(double value) {
-  std::array<char, 32> digits;
-  return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
 }
 
 }  // namespace lockstep::fully_sharded

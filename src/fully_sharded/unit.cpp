@@ -5,6 +5,7 @@
 
 #include "fully_sharded/storage_access.h"
 #include "rank_page/operation_label.h"
+#include "reducer/gradient_marks.h"
 
 namespace lockstep::fully_sharded {
 namespace {
@@ -27,7 +28,10 @@ Unit::Unit(std::string name, const NamedTensors& parameters, const MachineGroups
     Parameter one{.name = full_name, .tensor = tensor, .offset = layout_.offsets[i]};
     std::tie(one.begin, one.end) = layout_.part_of(one.offset, tensor.numel(), groups_.slice());
     const int64_t first = one.begin < one.end ? one.offset + one.begin - groups_.slice() * layout_.slice : 0;
-    one.part = slice_.narrow(0, first, std::max<int64_t>(0, one.end - one.begin)).detach();
+    // No view, whose version would be that of all parts.
+    one.part =
+        at::empty({0}, slice_.options())
+            .set_(slice_.storage(), slice_.storage_offset() + first, {std::max<int64_t>(0, one.end - one.begin)}, {1});
     one.part.set_requires_grad(tensor.requires_grad());
     parameters_.push_back(std::move(one));
   }
@@ -124,7 +128,10 @@ void Unit::close_with(const std::string& why) {
 }
 
 void Unit::remember() {
-  for (Parameter& parameter : parameters_) parameter.version = parameter.tensor._version();
+  for (Parameter& parameter : parameters_) {
+    parameter.version = parameter.tensor._version();
+    parameter.part_mark = mark_of(parameter.part);
+  }
 }
 
 int64_t Unit::changes() const {
@@ -136,7 +143,7 @@ int64_t Unit::changes() const {
 std::string Unit::changed() const {
   const c10::StorageImpl* storage = (stays_gathered() ? whole_.storage() : storage_).unsafeGetStorageImpl();
   for (const Parameter& parameter : parameters_)
-    if (parameter.version != parameter.tensor._version() ||
+    if (parameter.version != parameter.tensor._version() || parameter.part_mark != mark_of(parameter.part) ||
         parameter.tensor.storage().unsafeGetStorageImpl() != storage)
       return parameter.name;
   return "";

@@ -28,6 +28,9 @@ class Unit {
     int64_t begin = 0, end = 0;       ///< of its elements, in the order of memory: those in this rank's slice
     at::Tensor part = {};             ///< these, flat: a leaf, whose .grad is theirs
     int64_t version = 0;              ///< of the tensor, when it was right
+    uint64_t part_mark = 0;           ///< mark_of() the part then
+    uint64_t gradient_mark = 0;       ///< mark_of() the part's gradient as this library left it (part_gradients.h)
+    bool has_gradient_mark = false;   ///< there was one
     at::Tensor closed_gradient = {};  ///< made when it is first shown (module_gradients.h)
     bool shows_gradient = false;      ///< as the tensor's .grad
     bool stepped = false;             ///< by the optimizer that there is, or was last
@@ -73,8 +76,8 @@ class Unit {
   void remember();
   /// How often its parameters have changed.
   int64_t changes() const;
-  /// The name of one that something else has changed since, or given other memory; empty if there is none. What goes
-  /// around autograd's versions, as data() does, is not seen.
+  /// The name of one that something else has changed since, or its part, or given other memory; empty if there is none.
+  /// What goes around autograd's versions, as data() does, is seen of parts alone, by a sample.
   std::string changed() const;
   /// Sets this rank's slice, and what this rank's rail holds of memory that stays gathered, from whole parameters.
   void set_from(const at::Tensor& memory);

@@ -40,6 +40,19 @@ void UseCheck::finish(const Sent& sent) const {
   }
 }
 
+void UseCheck::finish_before(const Sent& sent, const Work& work) const {
+  try {
+    finish(sent);
+  } catch (const std::exception&) {
+    try {  // nobody may write into memory that goes
+      work.wait();
+    } catch (const std::exception&) {  // it follows from the first
+    }
+    throw;
+  }
+  work.wait();
+}
+
 std::string UseCheck::text_of(int64_t word) const {
   const auto units = static_cast<int64_t>(units_.size());
   const std::string& unit = units_[static_cast<size_t>(word / kKinds % units)];

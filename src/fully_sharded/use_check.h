@@ -27,6 +27,8 @@ class UseCheck {
   Sent send(const Group& group, size_t unit, What what);
   /// Returns when all have said so. Throws on every rank if they did not all say the same.
   void finish(const Sent& sent) const;
+  /// The same, and then waits for what was begun after it, whose failure says less.
+  void finish_before(const Sent& sent, const Work& work) const;
   void meet(const Group& group, size_t unit, What what) { finish(send(group, unit, what)); }
 
  private:

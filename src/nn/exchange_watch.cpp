@@ -1,9 +1,8 @@
 #include "nn/exchange_watch.h"
 
 #include <algorithm>
+#include <thread>
 
-#include "base/clock.h"
-#include "base/shared_segment.h"
 #include "collectives/engine_interfaces.h"
 #include "collectives/group_state.h"
 #include "collectives/operation_count.h"
@@ -27,24 +26,8 @@ void interrupt(const c10::intrusive_ptr<c10d::Backend>& engine, const std::strin
 }  // namespace
 
 ExchangeWatch::ExchangeWatch(const Group& group, c10::intrusive_ptr<c10d::Backend> around)
-    : group_(group),
-      around_(std::move(around)),
-      generation_(fork_generation()),
-      board_(state_of(group).store, group.rank(), group.world_size()) {
-  thread_ = std::thread([this] { watch(); });
-}
-
-ExchangeWatch::~ExchangeWatch() {
-  if (generation_ != fork_generation()) {  // a forked child has no such thread
-    thread_.detach();
-    return;
-  }
-  {
-    const MutexLock lock(mutex_);
-    ends_ = true;
-  }
-  wakes_.notify_all();
-  thread_.join();
+    : group_(group), around_(std::move(around)), board_(state_of(group).store, group.rank(), group.world_size()) {
+  thread_.start(kPause, [this] { return watch(); });
 }
 
 void ExchangeWatch::enter(const std::string& what, const std::string& place) {
@@ -99,37 +82,28 @@ ExchangeRecord ExchangeWatch::record(const ExchangeRecord::Look& now) const {
   return {now, now.inside ? what_ : "", now.inside ? place_ : own_page().read(group_.world_size()).operation.text()};
 }
 
-void ExchangeWatch::watch() {
-  std::optional<ExchangeRecord::Look> last;
-  SaidByRanks before;
-  bool told = false;
-  auto since = Clock::now();
+bool ExchangeWatch::watch() {
+  if (!group_.is_open()) return false;
   MutexLock lock(mutex_);
-  while (!ends_) {
-    wakes_.wait_for(lock.native(), kPause);
-    if (ends_ || !group_.is_open()) return;
-    const ExchangeRecord::Look now = look();
-    const bool stands = now.waits && now == last;
-    last = now;
-    if (!stands) {
-      since = Clock::now();
-      before.clear();
-    }
-    if (!told && (!stands || Clock::now() - since < kPatience)) continue;
-    const std::string mine = stands ? record(now).packed() : "";
-    lock.unlock();
-    std::string verdict;
-    try {
-      const SaidByRanks records = board_.tell(ExchangeBoard::kWaits, mine);
-      told = stands;
-      if (stands && (records == before || board_.is_decided_elsewhere())) verdict = verdict_on(records);
-      before = records;
-    } catch (const std::exception&) {  // the store has gone with a rank or the launcher, of which the engines will tell
-      return;
-    }
-    if (!verdict.empty()) return decide(verdict);
-    lock.lock();
+  const ExchangeRecord::Look now = look();
+  const bool stands = now.waits && now == last_;
+  last_ = now;
+  if (!stands) {
+    since_ = Clock::now();
+    before_.clear();
   }
+  if (!told_ && (!stands || Clock::now() - since_ < kPatience)) return true;
+  const std::string mine = stands ? record(now).packed() : "";
+  lock.unlock();
+  // If the store has gone, with a rank or the launcher, this throws, and the engines tell.
+  const SaidByRanks records = board_.tell(ExchangeBoard::kWaits, mine);
+  told_ = stands;
+  const bool holds = stands && (records == before_ || board_.is_decided_elsewhere());
+  before_ = records;
+  const std::string verdict = holds ? verdict_on(records) : "";
+  if (verdict.empty()) return true;
+  decide(verdict);
+  return false;
 }
 
 /// A rank that learns of the verdict ends, and so do others that must report it too; so all learn of it first. Both

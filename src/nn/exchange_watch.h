@@ -1,15 +1,16 @@
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
+#include <optional>
 #include <string>
-#include <thread>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <lockstep/group.h>
 
+#include "base/clock.h"
 #include "base/mutex.h"
+#include "base/watching_thread.h"
 #include "nn/exchange_records.h"
 
 namespace lockstep {
@@ -22,7 +23,6 @@ class ExchangeWatch {
  public:
   /// `group`: of the exchanges. `around`: the engine of its parent group, in which the others may wait.
   ExchangeWatch(const Group& group, c10::intrusive_ptr<c10d::Backend> around);
-  ~ExchangeWatch();
   ExchangeWatch(const ExchangeWatch&) = delete;
 
   /// Called by the training thread before and after each exchange. `what`: "batch norm `features.1`"; `place`: "the
@@ -39,22 +39,25 @@ class ExchangeWatch {
  private:
   ExchangeRecord::Look look() const LOCKSTEP_REQUIRES(mutex_);
   ExchangeRecord record(const ExchangeRecord::Look& now) const LOCKSTEP_REQUIRES(mutex_);
-  void watch();
+  bool watch();
   void decide(const std::string& verdict);
 
   const Group group_;
   const c10::intrusive_ptr<c10d::Backend> around_;
-  const unsigned generation_;
   const ExchangeBoard board_;
 
+  // Of the thread.
+  std::optional<ExchangeRecord::Look> last_;
+  SaidByRanks before_;
+  bool told_ = false;
+  Clock::time_point since_ = Clock::now();
+
   Mutex mutex_;
-  std::condition_variable wakes_;
-  bool ends_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   bool inside_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   uint64_t exchanges_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
   std::string what_ LOCKSTEP_GUARDED_BY(mutex_), place_ LOCKSTEP_GUARDED_BY(mutex_);
   std::string verdict_ LOCKSTEP_GUARDED_BY(mutex_);
-  std::thread thread_;  // last: it uses all the others
+  WatchingThread thread_;  // last: it uses all the others
 };
 
 }  // namespace lockstep

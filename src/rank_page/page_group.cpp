@@ -1,9 +1,12 @@
 #include "rank_page/page_group.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include <unistd.h>
+
+#include "base/rank_names.h"
 
 namespace lockstep {
 namespace {
@@ -58,11 +61,23 @@ PageGroup PageGroup::part(int number, const std::vector<int>& ranks) const {
   return {name, std::move(launched)};
 }
 
+std::string PageGroup::names_of_ranks() const {
+  if (name_.empty() || ranks_.size() < 2) return "";
+  std::vector<int> here(ranks_.size());
+  std::iota(here.begin(), here.end(), 0);
+  std::string ranks = rank_names(here);
+  ranks.front() = 'R';
+  const bool ascend = std::is_sorted(ranks_.begin(), ranks_.end());
+  std::string all;
+  for (const int rank : ranks_) all += (all.empty() ? "" : ", ") + std::to_string(rank);
+  return "\n" + ranks + " of " + name_ + " are " + (ascend ? rank_names(ranks_) : "ranks " + all) + " of all.";
+}
+
 uint64_t PageGroup::bit(int rank) const { return bits_ == 0 ? 0 : uint64_t{1} << ranks_[static_cast<size_t>(rank)]; }
 
 PageGroup page_group_of_all(int rank, int world_size) {
   const RankBoard* board = launchers_board();
-  if (board == nullptr || board->world_size() != world_size || rank_of_process(::getpid()) != rank) return {};
+  if (board != nullptr && (board->world_size() != world_size || rank_of_process(::getpid()) != rank)) return {};
   std::vector<int> ranks(static_cast<size_t>(world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
   return {"", std::move(ranks)};

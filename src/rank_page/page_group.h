@@ -34,6 +34,9 @@ class PageGroup {
     if (place_ != RankPage::kNoGroup) own_page().note_collective(place_, number);
     return number;
   }
+  /// For messages that call the ranks of a part of all ranks by their numbers in it: "\nRanks 0, 1 of subgroup 0 are
+  /// ranks 2, 3 of all."; empty for the group of all ranks, or if they are not known.
+  std::string names_of_ranks() const;
   /// The bit of a rank of the group, and those of all of them; 0 if they are not known.
   uint64_t bit(int rank) const;
   uint64_t bits() const { return bits_; }
@@ -46,8 +49,8 @@ class PageGroup {
   int place_ = RankPage::kNoGroup;
 };
 
-/// The group of all ranks of the launcher that has started this process; not shown if there is none, or if it has other
-/// ranks.
+/// The group of all ranks of the launcher that has started this process, or without one of all that have met; not shown
+/// if the launcher has other ranks.
 PageGroup page_group_of_all(int rank, int world_size);
 
 }  // namespace lockstep

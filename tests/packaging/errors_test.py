@@ -27,7 +27,8 @@ def patterns(document):
 class Errors(unittest.TestCase):
     def test_every_expected_message_is_explained_and_nothing_else(self):
         known, used = patterns(read("docs/errors.md")), set()
-        goldens = [line.partition(": ")[2] for name in ("tests/data_parallel/wrong_programs.txt", "tests/data_parallel/wrong_settings.txt", "tests/optim/wrong_optimizers.txt")
+        goldens = [line.partition(": ")[2] for name in ("tests/data_parallel/wrong_programs.txt", "tests/data_parallel/wrong_settings.txt", "tests/optim/wrong_optimizers.txt",
+                    "tests/fully_sharded/wrong_programs.txt")
                    for line in read(name).splitlines() if line]
         self.assertGreater(len(goldens), 80)
         thrown = [text for area in messages.all_messages(SOURCE).values() for text in area]
