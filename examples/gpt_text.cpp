@@ -13,7 +13,8 @@
 //
 // The ranks of a machine share one copy of the parameters and of AdamW's state, and each steps its part of them
 // (docs/optimizers.md). With --fully-sharded that copy is there once over all machines, and a layer is gathered while
-// it is used (docs/large_models.md). --json FILE writes the figures of the run.
+// it is used (docs/large_models.md). --json FILE writes the figures of the run. --estimate 2x4 prints, instead of
+// training, how much memory each way takes on 2 machines with 4 ranks each.
 
 #include <cmath>
 #include <cstdio>
@@ -46,6 +47,7 @@ struct Options {
   uint64_t seed = 1;
   bool fully_sharded = false;
   std::string json;
+  std::string estimate;
 };
 
 constexpr int64_t kVocabulary = 256;
@@ -219,6 +221,17 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
   if (context.is_main()) std::printf("%s\n", text.c_str());
 }
 
+/// For `options.estimate`, such as "2x4".
+void print_estimate(const Options& options) {
+  lockstep::MemoryEstimateOptions on;
+  char rest = 0;
+  if (std::sscanf(options.estimate.c_str(), "%dx%d%c", &on.machines, &on.ranks_per_machine, &rest) != 2 ||
+      on.machines < 1 || on.ranks_per_machine < 1)
+    throw lockstep::Error("--estimate needs numbers of machines and of ranks on each, such as 2x4");
+  const Gpt net(options);
+  std::printf("%s", lockstep::memory_table(lockstep::estimate_memory(*net, on)).c_str());
+}
+
 void run(const Options& options, const lockstep::Context& context) {
   std::optional<lockstep::ShardedInitialization> part_by_part;
   if (options.fully_sharded) part_by_part.emplace(context);
@@ -258,11 +271,16 @@ int main(int argc, char** argv) {
   app.add_option("--seed", options.seed, "Seed of weights, order and the text to write")->capture_default_str();
   app.add_flag("--fully-sharded", options.fully_sharded, "Hold parameters and state once over all machines");
   app.add_option("--json", options.json, "File for the figures of the run");
+  app.add_option("--estimate", options.estimate, "Print what memory training takes on MACHINESxRANKS, and end");
   app.footer(lockstep::kRanksHelp);
   return lockstep::run_program(argc, argv, [&] {
     CLI11_PARSE(app, argc, argv);
     if (options.width % options.heads != 0) throw lockstep::Error("--heads must divide --width");
     if (options.prompt.empty()) throw lockstep::Error("--prompt must not be empty");
+    if (!options.estimate.empty()) {
+      print_estimate(options);
+      return 0;
+    }
     const lockstep::Context context({.seed = options.seed});
     run(options, context);
     return 0;

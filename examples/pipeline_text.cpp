@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <limits>
 #include <optional>
 #include <string>
@@ -17,6 +18,7 @@
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 namespace {
 
@@ -34,6 +36,7 @@ struct Options {
   int micro_batches = 0;
   double lr = 3e-3;
   std::string folder;
+  std::string json;
 };
 
 constexpr int64_t kVocabulary = 256;
@@ -136,6 +139,9 @@ void run(const Options& options, const lockstep::Context& context) {
     std::fflush(stdout);
   }
   if (checkpointer) checkpointer->finish();
+  const lockstep::StateDict state = pipeline.state_dict();  // on rank 0
+  if (context.is_main() && !options.json.empty())
+    std::ofstream(options.json) << nlohmann::json{{"steps", step}, {"parameters_hash", lockstep::hash(state)}} << '\n';
 }
 
 }  // namespace
@@ -158,6 +164,7 @@ int main(int argc, char** argv) {
   app.add_option("--micro-batches", options.micro_batches, "Parts of a batch (else two for each stage)");
   app.add_option("--lr", options.lr, "Learning rate")->capture_default_str()->check(CLI::PositiveNumber);
   app.add_option("--folder", options.folder, "Folder of checkpoints, from which it resumes (else there are none)");
+  app.add_option("--json", options.json, "File for the number of steps and a hash of the parameters");
   app.footer(lockstep::kRanksHelp);
   return lockstep::run_program(argc, argv, [&] {
     CLI11_PARSE(app, argc, argv);

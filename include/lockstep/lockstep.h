@@ -27,6 +27,7 @@
 #include <lockstep/heartbeat.h>
 #include <lockstep/image_folder.h>
 #include <lockstep/lr_scheduler.h>
+#include <lockstep/memory_estimate.h>
 #include <lockstep/metrics.h>
 #include <lockstep/observer.h>
 #include <lockstep/parameter_groups.h>

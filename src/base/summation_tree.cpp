@@ -7,9 +7,9 @@ namespace lockstep {
 namespace {
 
 int middle_of(LeafRange node) {
-  int left = 1;
-  while (2 * left < node.size()) left *= 2;
-  return node.first + left;
+  int leaves = 1;
+  while (2 * leaves < node.size()) leaves *= 2;
+  return node.first + leaves;
 }
 
 LeafRange left_half(LeafRange node) { return {node.first, middle_of(node)}; }

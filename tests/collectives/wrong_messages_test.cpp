@@ -116,13 +116,17 @@ TEST_P(WrongMessages, NoneArePolledAndDroppedOnes) {
       if (context.rank() == last) static_cast<void>(group.recv_async(received, 0, 8));
       if (context.rank() == 0) group.send(at::full({size}, 9.0), last, 8);
       group.barrier();
-      if (context.rank() == last) EXPECT_THROW(group.send(received, last), c10::Error) << "to itself";
-      if (context.rank() == last) EXPECT_THROW(group.recv(received, last), c10::Error) << "from itself";
+      if (context.rank() == last) {
+        EXPECT_THROW(group.send(received, last), c10::Error) << "to itself";
+        EXPECT_THROW(group.recv(received, last), c10::Error) << "from itself";
+      }
       EXPECT_THROW(group.send(received, context.rank() == 0 ? 1 : 0, -1), c10::Error) << "a negative tag";
     }
     // Nobody receives these; the group ends all the same.
     if (context.rank() == 0) static_cast<void>(group.send_async(at::ones({4}), last, 10));
-    if (context.rank() == last) EXPECT_FALSE(group.recv_async(at::zeros({4}), 0, 11).is_completed());
+    if (context.rank() == last) {
+      EXPECT_FALSE(group.recv_async(at::zeros({4}), 0, 11).is_completed());
+    }
   });
 }
 
@@ -132,8 +136,10 @@ TEST_P(WrongMessages, NoneAreThoseOfAutogradsZeros) {
     const at::Tensor zero = at::_efficientzerotensor({4}, at::kFloat), received = at::ones({4});
     const int last = context.world_size() - 1;
     if (context.rank() == 0) group.send(zero, last);
-    if (context.rank() == last) group.recv(received, 0);
-    if (context.rank() == last) EXPECT_EQ(received.sum().item<float>(), 0);
+    if (context.rank() == last) {
+      group.recv(received, 0);
+      EXPECT_EQ(received.sum().item<float>(), 0);
+    }
     EXPECT_EQ(group.all_gather(zero).sum().item<float>(), 0);
     EXPECT_NE(text_of_error([&] { group.all_reduce(zero); }).find("which has no memory to be written to"),
               std::string::npos);

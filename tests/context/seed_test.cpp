@@ -50,7 +50,7 @@ class SameSeedUntilLoop : public ::testing::TestWithParam<Engine> {
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, SameSeedUntilLoop,
                          ::testing::Values(Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"}, Engine{3, "gloo"}),
-                         [](const auto& info) { return lockstep::testing::name_of(info.param); });
+                         [](const auto& instance) { return lockstep::testing::name_of(instance.param); });
 
 TEST_P(SameSeedUntilLoop, EndsWithTheFirstTrainingPassOfALoader) {
   on_ranks([](Context& context) {

@@ -114,7 +114,7 @@ const std::vector<Program>& programs() {
        [](Training& one) {
          std::vector<torch::optim::OptimizerParamGroup> groups;
          groups.emplace_back(one.net->parameters());
-         std::erase_if(groups[0].params(), [](const at::Tensor& one) { return !one.requires_grad(); });
+         std::erase_if(groups[0].params(), [](const at::Tensor& tensor) { return !tensor.requires_grad(); });
          torch::optim::SGD other(one.model.parts_of(groups), SGDOptions(0.1));
          other.step();
          (void)one.model.hash();

@@ -61,6 +61,9 @@ TEST_P(WrongPipelineOn, LayersThatDiffer) {
 
 TEST_P(WrongPipelineOn, CutsThatMakeNoStages) {
   refused(
+      GetParam(), [](Context& context) { Pipeline(small_sequence(), context, {.in_flight = -1}); },
+      "in_flight = -1; 1, 2 or more");
+  refused(
       GetParam(), [](Context& context) { Pipeline(small_sequence(), context, {.stages = 5}); },
       "5 stages; their number must divide that of the ranks");
   refused(

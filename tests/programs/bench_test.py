@@ -314,6 +314,15 @@ class Bench(unittest.TestCase):
             self.assertEqual((figures["ranks"], figures["batch_size"]), (ranks, 16))
             self.assertAlmostEqual(figures["speed"], figures["one_process_ms"] / figures["ranks_ms"])
 
+    def test_pipeline(self):
+        path = os.path.join(self.folder, "pipeline.json")
+        for ranks in (2, 3):
+            run(os.path.join(BIN, "lockstep"), "run", "-n", ranks, "--", os.path.join(BIN, "bench_pipeline"), "--tiny", "--json", path)
+            figures = self.read(path)["wait"]
+            self.assertEqual(figures["stages"], ranks)
+            self.assertAlmostEqual(figures["over_bound"], figures["step_ms"] / figures["stage_ms"] / (8 + ranks - 1))
+            self.assertLess(1, figures["over_waiting"])
+
     def test_optim(self):
         path = os.path.join(self.folder, "optim.json")
         run(sys.executable, os.path.join(BENCH, "optim/bench_optim.py"), "--tiny", "--json", path, timeout=300)

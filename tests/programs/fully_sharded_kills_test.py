@@ -1,5 +1,5 @@
-"""SIGKILL at any instant of a fully sharded training on two machines, which two names make of one: the run goes on from its newest checkpoint, and ends with the bits of
-the undisturbed one."""
+"""SIGKILL at any instant of a fully sharded training, and of a pipeline, on two machines, which two names make of one: the run goes on from its newest checkpoint, and
+ends with the bits of the undisturbed one."""
 
 import json
 import os
@@ -16,7 +16,9 @@ from support import BIN, LOCKSTEP, environment, main, marked_processes
 KILLS = 50 if os.environ.get("LOCKSTEP_NIGHTLY") else 15
 
 
-class FullyShardedKills(unittest.TestCase):
+class Kills:
+    """Of the program whose arguments are in PROGRAM."""
+
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="lockstep_test_")
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
@@ -29,8 +31,8 @@ class FullyShardedKills(unittest.TestCase):
 
     def start(self, name):
         command = [LOCKSTEP, "run", "-n", "4", "--max-restarts", "3", "--run-dir", self.path(name), "--", "sh", "-c",
-                   'export LOCKSTEP_MACHINE=m$((RANK / 2)); exec "$@"', "sh", os.path.join(BIN, "gpt_text"), "--fully-sharded", "--text", self.path("text"),
-                   "--epochs", "4", "--width", "32", "--heads", "2", "--layers", "3", "--block-length", "32", "--generate", "1", "--folder",
+                   'export LOCKSTEP_MACHINE=m$((RANK / 2)); exec "$@"', "sh", os.path.join(BIN, self.PROGRAM[0]), *self.PROGRAM[1:], "--text", self.path("text"),
+                   "--epochs", "4", "--width", "32", "--heads", "2", "--layers", "3", "--block-length", "32", "--folder",
                    self.path(name + ".states"), "--json", self.path(name + ".json")]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                                    env=environment(OMP_NUM_THREADS="1", LOCKSTEP_TEST_MARK=self.folder))
@@ -72,6 +74,14 @@ class FullyShardedKills(unittest.TestCase):
             shutil.rmtree(self.path(name + ".states"))
         print(killed, "kills", flush=True)
         self.assertGreater(killed, KILLS // 2)
+
+
+class FullyShardedKills(Kills, unittest.TestCase):
+    PROGRAM = ("gpt_text", "--fully-sharded", "--generate", "1")
+
+
+class PipelineKills(Kills, unittest.TestCase):
+    PROGRAM = ("pipeline_text", "--stages", "2", "--batch-size", "16")
 
 
 if __name__ == "__main__":

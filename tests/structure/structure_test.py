@@ -55,7 +55,7 @@ HEADERS = {
     "context": "context device heartbeat mpi program rank_zero",
     "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options module_on_stack replica",
     "optim": "elementwise_optimizers sharded_model stepper zero_redundancy_optimizer",
-    "fully_sharded": "fully_sharded_data_parallel sharded_initialization sharded_unit",
+    "fully_sharded": "fully_sharded_data_parallel memory_estimate sharded_initialization sharded_unit",
     "pipeline": "pipeline",
     "run_log": "run_log summary_writer",
     "trainer": "trainer",

@@ -39,7 +39,7 @@ class WrongTrainings : public ::testing::TestWithParam<testing::Engine> {
 INSTANTIATE_TEST_SUITE_P(Engines, WrongTrainings,
                          ::testing::Values(testing::Engine{2, "shm"}, testing::Engine{3, "shm"},
                                            testing::Engine{2, "gloo"}, testing::Engine{3, "gloo"}),
-                         [](const auto& info) { return testing::name_of(info.param); });
+                         [](const auto& instance) { return testing::name_of(instance.param); });
 
 /// In an order of its own, or from another seed or dataset.
 struct Turned : Sampler {

@@ -1,0 +1,96 @@
+#include <lockstep/memory_estimate.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <unordered_set>
+
+#include <lockstep/sharded_unit.h>
+
+#include "base/shared_segment.h"
+
+namespace lockstep {
+namespace {
+
+/// Bytes of parameters, each counted once.
+class Counted {
+ public:
+  /// Those that were not counted before.
+  int64_t add(const torch::nn::Module& module) {
+    int64_t bytes = 0;
+    for (const auto& item : module.named_parameters()) {
+      const at::Tensor& parameter = item.value();
+      if (!parameter.defined() || !seen_.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      bytes += static_cast<int64_t>(parameter.nbytes());
+      if (parameter.requires_grad()) trained_ += static_cast<int64_t>(parameter.nbytes());
+    }
+    return bytes;
+  }
+  /// Those of all that were added and are trained.
+  int64_t trained() const { return trained_; }
+
+ private:
+  std::unordered_set<const c10::TensorImpl*> seen_;
+  int64_t trained_ = 0;
+};
+
+std::string mebibytes(int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.0f MiB", std::ceil(static_cast<double>(bytes) / (1 << 20)));
+  return text;
+}
+
+}  // namespace
+
+std::vector<MemoryNeed> estimate_memory(const torch::nn::Module& module, const MemoryEstimateOptions& options) {
+  TORCH_CHECK(options.machines > 0 && options.ranks_per_machine > 0, "estimate_memory: ", options.machines,
+              " machines of ", options.ranks_per_machine, " ranks; at least 1 of each");
+  TORCH_CHECK(
+      options.state_per_parameter >= 0 && std::isfinite(options.state_per_parameter) && options.activation_bytes >= 0,
+      "estimate_memory: state_per_parameter and activation_bytes must be at least 0");
+  Counted counted;
+  int64_t in_units = 0, largest = 0;
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    if (dynamic_cast<const detail::UnitBase*>(item.value().get()) == nullptr) continue;
+    const int64_t bytes = counted.add(*item.value());
+    in_units += bytes;
+    largest = std::max(largest, bytes);
+  }
+  const int64_t rest = counted.add(module), parameters = in_units + rest;
+  TORCH_CHECK(parameters > 0, "estimate_memory: the module has no parameters");
+  const int64_t gradients = counted.trained();
+  const auto state = static_cast<int64_t>(static_cast<double>(gradients) * options.state_per_parameter);
+  const int64_t machines = options.machines, here = options.ranks_per_machine, all = machines * here;
+
+  std::vector<MemoryNeed> needs;
+  const auto add = [&](const char* name, int64_t rank, int64_t shared) {
+    rank += options.activation_bytes;
+    needs.push_back({.name = name, .rank_bytes = rank, .shared_bytes = shared, .machine_bytes = here * rank + shared});
+  };
+  add("DistributedDataParallel", parameters + gradients + state, 0);
+  add("with ZeroRedundancyOptimizer", parameters + gradients + state / all, 0);
+  add("with .shared_parameters = true", gradients, parameters + state / machines);
+  // Of a unit, each rank has its own gradients in autograd and where they are added up; nothing is gathered on one
+  // machine.
+  if (largest > 0)
+    add("FullyShardedDataParallel", (parameters + gradients + state) / all + 2 * largest,
+        largest + (machines > 1 ? 2 * largest + rest : 0));
+  return needs;
+}
+
+std::string memory_table(const std::vector<MemoryNeed>& needs, int64_t available_bytes) {
+  const int64_t available = available_bytes >= 0 ? available_bytes : static_cast<int64_t>(available_memory_bytes());
+  char line[160];
+  std::snprintf(line, sizeof line, "%-32s%14s%14s%14s\n", "", "each rank", "shared", "machine");
+  std::string table = line;
+  for (const MemoryNeed& need : needs) {
+    std::snprintf(line, sizeof line, "%-32s%14s%14s%14s  %s\n", need.name.c_str(), mebibytes(need.rank_bytes).c_str(),
+                  mebibytes(need.shared_bytes).c_str(), mebibytes(need.machine_bytes).c_str(),
+                  need.machine_bytes <= available ? "fits" : "too much");
+    table += line;
+  }
+  return table + "available here: " + mebibytes(available) +
+         "; LibTorch itself takes about 100 MiB of it for each rank\n";
+}
+
+}  // namespace lockstep
