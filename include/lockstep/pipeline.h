@@ -67,8 +67,9 @@ class Pipeline : public detail::StateInSlices {
   /// targets.
   using Loss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
 
-  /// Parameters and buffers get rank 0's values. Throws Error on all ranks if ranks have different layers or options,
-  /// for fewer layers than stages, and for a tensor that belongs to two stages.
+  /// Parameters and buffers get rank 0's values. The layers of other stages lose theirs, whoever holds them. Throws
+  /// Error on all ranks if ranks have different layers or options, for fewer layers than stages, and for a tensor that
+  /// belongs to two stages.
   Pipeline(torch::nn::Sequential layers, const Context& context, PipelineOptions options = {});
   Pipeline(torch::nn::Sequential layers, const Group& group, PipelineOptions options = {});
   /// Makes one layer after the other, with the numbers that rank 0 draws, and keeps those of this rank's stage, so no
@@ -107,7 +108,7 @@ class Pipeline : public detail::StateInSlices {
   /// Takes over such a state, given to every rank. Throws Error, before anything is changed, unless names, shapes and
   /// dtypes are the sequence's.
   void load_state_dict(const StateDict& state) override;
-  /// For a Checkpointer: checkpointer.add("model", pipeline). No message.
+  /// For a Checkpointer: checkpointer.add("model", pipeline). Throws Error if the replicas of a stage differ.
   [[nodiscard]] StateDict state_in_slices() override;
 
  private:

@@ -10,8 +10,8 @@ namespace lockstep::detail {
 class StateInSlices {
  public:
   virtual ~StateInSlices() = default;
-  /// Tensors of their whole shapes, of which this rank has its slice (src/checkpoint/sliced_memory.h). Without
-  /// messages.
+  /// Tensors of their whole shapes, of which this rank has its slice (src/checkpoint/sliced_memory.h). Every rank
+  /// calls it.
   virtual StateDict state_in_slices() = 0;
   /// Takes what this rank needs of a whole state, of which it reads a piece at a time.
   /// REQUIRES: every rank calls it with the same state.

@@ -53,6 +53,12 @@ std::string lines_to_compare(const std::vector<CheckpointPart>& parts, const Com
       (common.in_slices.contains(part.name) ? in_slices : compared).insert(part.name, common.parts.at(part.name));
   std::string lines = lines_of_state(compared);
   if (!in_slices.empty()) lines += lines_of_state(in_slices, /*in_slices=*/true);
+  // Replicas have compared their values with each other, which may be other ranks than those that save.
+  for (const CheckpointPart& part : parts)
+    if (part.replicas != nullptr)
+      for (const auto& item : part.replicas->named_parameters())
+        if (item.value().defined() && !part.ignored.contains(item.key()))
+          lines += part.name + '.' + item.key() + '\t' + c10::str(item.value().toString(), item.value().sizes()) + '\n';
   return lines;
 }
 

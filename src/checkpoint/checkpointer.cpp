@@ -233,7 +233,7 @@ Checkpointer& Checkpointer::add(const std::string& name, torch::optim::Optimizer
 Checkpointer& Checkpointer::add(const std::string& name, detail::StateInSlices& model) {
   add(name, Part{.save = [name]() -> c10::IValue {
                    throw Error("Checkpointer: `" + name +
-                               "` is fully sharded and cannot be saved to the launcher's memory yet; leave "
+                               "` lies in parts on the ranks and cannot be saved to the launcher's memory yet; leave "
                                "memory_every_n_steps unset");
                  },
                  .load = [&model](const c10::IValue& state) { model.load_state_dict(to_state_dict(state)); }});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <exception>
 #include <utility>
@@ -13,11 +14,23 @@
 namespace lockstep {
 namespace {
 
-enum Kind : int64_t { kAsBefore, kOther, kUndefined, kTrouble };
+enum Kind : int64_t { kAsBefore, kOther, kUndefined, kDone, kTrouble };
 constexpr size_t kMaxDimensions = 8;
 constexpr int kReadTag = 1, kCopiedTag = 2;  ///< of the words that trouble was read, and a box copied
 /// Of a header.
-enum Place { kKind, kWord, kDtype, kDimensions, kLast, kSizes, kHeader = kSizes + static_cast<int>(kMaxDimensions) };
+enum Place {
+  kKind,
+  kMark,
+  kGiven,
+  kAnswers,
+  kMicroBatches,
+  kLoss,
+  kDtype,
+  kDimensions,
+  kLast,
+  kSizes,
+  kHeader = kSizes + static_cast<int>(kMaxDimensions)
+};
 
 MachineMemory* memory_with(const Group& group, int rank, const at::Device& device) {
   auto* const memory = dynamic_cast<MachineMemory*>(state_of(group).backend.get());
@@ -41,10 +54,14 @@ void Neighbour::send_one(at::Tensor tensor) {
   sending_.push_back(group_.send_async(tensor, rank_));
 }
 
-void Neighbour::send_header(int64_t kind, int64_t word, const Layout& layout, int64_t last) {
+void Neighbour::send_header(int64_t kind, const Layout& layout, int64_t last) {
   std::array<int64_t, kHeader> header{};
   header[kKind] = kind;
-  header[kWord] = word;
+  header[kMark] = words_.mark;
+  header[kGiven] = words_.given;
+  header[kAnswers] = words_.answers;
+  header[kMicroBatches] = words_.count;
+  header[kLoss] = std::bit_cast<int64_t>(words_.loss);
   header[kDtype] = static_cast<int64_t>(layout.dtype);
   header[kDimensions] = static_cast<int64_t>(layout.sizes.size());
   header[kLast] = last;
@@ -55,11 +72,12 @@ void Neighbour::send_header(int64_t kind, int64_t word, const Layout& layout, in
 int64_t Neighbour::put(const at::Tensor& tensor) {
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   const auto is_free = [](const Box& box) { return !box.read || box.read->is_completed(); };
-  auto box = std::find_if(boxes_.begin(), boxes_.end(),
-                          [&](const Box& one) { return is_free(one) && one.memory.numel() >= bytes; });
+  auto box = std::find_if(boxes_.begin(), boxes_.end(), [&](const Box& one) {
+    return is_free(one) && one.memory.numel() >= std::max<int64_t>(bytes, 1);
+  });
   if (box == boxes_.end()) {
     std::erase_if(boxes_, is_free);  // too small
-    box = boxes_.insert(boxes_.end(), {group_.allocate(bytes, at::kByte), std::nullopt});
+    box = boxes_.insert(boxes_.end(), {group_.allocate(std::max<int64_t>(bytes, 1), at::kByte), std::nullopt});
   }
   const auto place = memory_->place_of(box->memory);
   TORCH_INTERNAL_ASSERT(place, "the group's memory is not shared");
@@ -79,21 +97,22 @@ void Neighbour::send_assumed(const at::Tensor& tensor) {
   if (sent_) send_one(tensor.defined() ? tensor : at::zeros(sent_->sizes, at::dtype(sent_->dtype).device(device_)));
 }
 
-void Neighbour::send(const at::Tensor& tensor, int64_t word) {
+void Neighbour::send(const at::Tensor& tensor, const Words& words) {
+  words_ = words;
   if (!tensor.defined()) {
-    send_header(kUndefined, word, {at::kFloat, {}});
+    send_header(kUndefined, {at::kFloat, {}});
     return send_assumed({});
   }
   TORCH_CHECK(static_cast<size_t>(tensor.dim()) <= kMaxDimensions, "Pipeline: a layer returned a tensor of ",
               tensor.dim(), " dimensions; at most ", kMaxDimensions, " can be sent to the next stage");
   const Layout layout{tensor.scalar_type(), tensor.sizes().vec()};
   const at::Tensor sent = tensor.detach().contiguous();
-  if (memory_ != nullptr) return send_header(kOther, word, layout, put(sent));
+  if (memory_ != nullptr) return send_header(kOther, layout, put(sent));
   if (sent_ == layout) {
-    send_header(kAsBefore, word, layout);
+    send_header(kAsBefore, layout);
     return send_assumed(sent);
   }
-  send_header(kOther, word, layout);
+  send_header(kOther, layout);
   send_assumed({});
   send_one(sent);
   sent_ = layout;
@@ -115,28 +134,48 @@ Neighbour::Received Neighbour::receive() {
   const at::Tensor header = coming.header.cpu();
   const auto* words = header.const_data_ptr<int64_t>();
   if (coming.tensor_work) coming.tensor_work->wait();
-  if (words[kKind] == kTrouble) {
-    const at::Tensor text = at::empty({words[kLast]}, at::dtype(at::kByte).device(device_));
-    group_.recv(text, rank_);
-    (void)group_.send_async(at::zeros({1}, at::dtype(at::kByte).device(device_)), rank_, kReadTag);
-    const at::Tensor bytes = text.cpu();
-    throw ToldTrouble(std::string(reinterpret_cast<const char*>(bytes.const_data_ptr<uint8_t>()),
-                                  static_cast<size_t>(bytes.numel())));
-  }
-  if (words[kKind] == kUndefined) return {{}, words[kWord]};
-  if (words[kKind] == kAsBefore) return {coming.tensor, words[kWord]};
+  if (words[kKind] == kTrouble) throw_told(words[kLast]);
+  const Words told{.mark = words[kMark],
+                   .given = words[kGiven],
+                   .answers = words[kAnswers],
+                   .count = words[kMicroBatches],
+                   .loss = std::bit_cast<double>(words[kLoss])};
+  if (words[kKind] == kUndefined) return {{}, told};
+  if (words[kKind] == kAsBefore) return {coming.tensor, told};
   const Layout layout{static_cast<at::ScalarType>(words[kDtype]),
                       std::vector<int64_t>(words + kSizes, words + kSizes + words[kDimensions])};
-  if (memory_ != nullptr) return {copy_of_box(layout, words[kLast]), words[kWord]};
+  if (memory_ != nullptr) return {copy_of_box(layout, words[kLast]), told};
   received_ = layout;
   const at::Tensor tensor = empty(*received_);
   group_.recv(tensor, rank_);
-  return {tensor, words[kWord]};
+  return {tensor, told};
+}
+
+void Neighbour::throw_told(int64_t bytes) {
+  const at::Tensor text = at::empty({bytes}, at::dtype(at::kByte).device(device_));
+  group_.recv(text, rank_);
+  (void)group_.send_async(at::zeros({1}, at::dtype(at::kByte).device(device_)), rank_, kReadTag);
+  const at::Tensor here = text.cpu();
+  throw ToldTrouble(
+      std::string(reinterpret_cast<const char*>(here.const_data_ptr<uint8_t>()), static_cast<size_t>(here.numel())));
+}
+
+void Neighbour::send_done() { send_header(kDone, {at::kByte, {}}); }
+
+void Neighbour::wait_until_done() {
+  const at::Tensor header = at::empty({kHeader}, at::dtype(at::kLong).device(device_));
+  group_.recv(header, rank_);
+  const at::Tensor here = header.cpu();
+  const auto* words = here.const_data_ptr<int64_t>();
+  if (words[kKind] == kDone) return;
+  if (received_ && memory_ == nullptr) group_.recv(empty(*received_), rank_);  // the assumed one
+  TORCH_INTERNAL_ASSERT(words[kKind] == kTrouble);
+  throw_told(words[kLast]);
 }
 
 void Neighbour::tell(const std::string& trouble) noexcept {
   try {
-    send_header(kTrouble, 0, {at::kByte, {}}, static_cast<int64_t>(trouble.size()));
+    send_header(kTrouble, {at::kByte, {}}, static_cast<int64_t>(trouble.size()));
     send_assumed({});
     const at::Tensor text = at::empty({static_cast<int64_t>(trouble.size())}, at::kByte);
     std::copy(trouble.begin(), trouble.end(), reinterpret_cast<char*>(text.mutable_data_ptr<uint8_t>()));

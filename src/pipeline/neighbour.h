@@ -30,10 +30,17 @@ class ToldTrouble : public Error {
 /// ahead of it says whether that is so. If not, the assumed one is sent as zeros, and the true one follows.
 class Neighbour {
  public:
-  /// What travels ahead of a tensor. `word`: the sender's, such as a number of the batch.
+  /// What travels ahead of a tensor, in the sender's words.
+  struct Words {
+    int64_t mark = 0;     ///< of the batch
+    int64_t given = 0;    ///< a sample of the first stage's input
+    int64_t answers = 0;  ///< Stage::answers()
+    int64_t count = 0;    ///< of micro-batches
+    double loss = 0;
+  };
   struct Received {
     at::Tensor tensor;  ///< undefined if that was sent
-    int64_t word;
+    Words words;
   };
 
   /// `rank` of `group`; its tensors will be on `device`.
@@ -43,11 +50,15 @@ class Neighbour {
   bool shares_memory() const { return memory_ != nullptr; }
 
   /// Returns at once; the tensor must not change until finish(). It may be undefined.
-  void send(const at::Tensor& tensor, int64_t word);
+  void send(const at::Tensor& tensor, const Words& words);
   /// The next tensor may come; at most one is expected at a time. Returns at once.
   void expect();
   /// The expected one. Throws ToldTrouble with what the other side has told.
   Received receive();
+  /// A message without a tensor. Returns at once.
+  void send_done();
+  /// Returns when the other side has called that. Throws ToldTrouble with what it has told instead.
+  void wait_until_done();
   /// Instead of the next tensor, why there will be none. Returns at once.
   void tell(const std::string& trouble) noexcept;
   /// Whether the other side has read that; true if it never will.
@@ -74,9 +85,11 @@ class Neighbour {
 
   void send_one(at::Tensor tensor);
   /// `last`: bytes of a trouble, or 1 + the place of a tensor that lies in a box.
-  void send_header(int64_t kind, int64_t word, const Layout& layout, int64_t last = 0);
+  void send_header(int64_t kind, const Layout& layout, int64_t last = 0);
   /// Puts the tensor into a box, and returns 1 + its place; 0: there is no shared memory.
   int64_t put(const at::Tensor& tensor);
+  /// What follows a header that tells trouble.
+  [[noreturn]] void throw_told(int64_t bytes);
   at::Tensor copy_of_box(const Layout& layout, int64_t place) const;
   void send_assumed(const at::Tensor& tensor);
   at::Tensor empty(const Layout& layout) const;
@@ -88,6 +101,7 @@ class Neighbour {
   std::deque<Box> boxes_;
   std::optional<Layout> sent_, received_;  ///< the last
   std::optional<UnderWay> expected_;
+  Words words_;  ///< of the next header
   std::deque<Work> sending_;
   std::optional<Work> reading_;  ///< of the trouble that was told
 };

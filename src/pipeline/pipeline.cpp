@@ -13,6 +13,7 @@
 
 #include "base/rank_names.h"
 #include "checkpoint/sliced_memory.h"
+#include "collectives/sample.h"
 #include "data_parallel/same_model.h"
 #include "pipeline/stage.h"
 #include "pipeline/stage_layers.h"
@@ -67,6 +68,12 @@ int64_t bytes_of(const StageLayers::Known& known) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+uint64_t sample_of_state(const StateDict& state) {
+  uint64_t hash = 1;
+  for (const auto& item : state) hash = Hash::mixed(hash, sample_of(item.value().detach().cpu()));
+  return hash;
+}
+
 }  // namespace
 
 class Pipeline::State {
@@ -82,6 +89,22 @@ class Pipeline::State {
         stage(ranks, model, options,
               "rank " + std::to_string(group.rank()) + ", which has stage " + std::to_string(number)),
         shard(group.rank() % replicas, replicas, seed) {}
+
+  /// Throws on all ranks if some have stepped or cleared gradients since the last pass, and others have not.
+  void check_steps() const {
+    std::string mine;
+    try {
+      mine = stage.done();
+    } catch (const c10::Error& error) {
+      mine = '!' + error.what_without_backtrace();
+    }
+    const auto all = group.all_gather_bytes(mine);
+    for (const std::string& one : all)
+      if (one.starts_with('!')) throw Error(ranks_with(all, one) + ": " + one.substr(1));
+    if (std::any_of(all.begin(), all.end(), [&](const std::string& one) { return one != all.front(); }))
+      throw Error("Pipeline: the ranks did different things since the last forward_backward(): " +
+                  ranks_of_each(all, "") + "; call optimizer.step() and zero_grad() on every rank, or on none");
+  }
 
   const Group group;
   const PipelineOptions options;
@@ -129,9 +152,15 @@ double Pipeline::clip_grad_norm(double max_norm, double norm_type) {
   const bool largest = std::isinf(norm_type);
   const double norm =
       largest ? column(0).max().item<double>() : std::pow(column(0).pow(norm_type).sum().item<double>(), 1 / norm_type);
+  if (!std::isfinite(norm)) {  // zeros, and NaN where there was something else than numbers
+    (void)state.model.clip_grad_norm(0, norm_type);
+    state.stage.mark();
+    return norm;
+  }
   constexpr double kEpsilon = 1e-6;  // what clip_grad_norm_ adds to a norm that it divides by
   if (const double limit = max_norm / (norm + kEpsilon); !(limit >= 1))
     (void)state.model.clip_grad_norm(limit * (own + kEpsilon), norm_type);
+  state.stage.mark();
   return norm;
 }
 
@@ -139,6 +168,7 @@ StateDict Pipeline::state_dict() {
   State& state = *state_;
   state.stage.check_usable();
   const OperationLabel label("Pipeline::state_dict()");
+  state.check_steps();
   const bool gives = state.group.rank() % state.replicas == 0;
   c10::Dict<std::string, at::Tensor> own;
   if (gives)
@@ -155,6 +185,8 @@ StateDict Pipeline::state_dict() {
 
 StateDict Pipeline::state_in_slices() {
   State& state = *state_;
+  state.check_steps();
+  state.model.check_divergence();
   const auto stages = static_cast<size_t>(state.options.stages);
   std::vector<int64_t> bytes(stages, 0);
   std::vector<int64_t> begins;
@@ -194,12 +226,19 @@ void Pipeline::load_state_dict(const StateDict& given) {
                           c10::toString(known.dtype), " of ", known.sizes);
   }
   if (given.size() > state.layers.all.size() && trouble.empty()) trouble = "\n  it has tensors of other layers, too";
-  const auto troubles = state.group.all_gather_bytes(trouble);
+  constexpr char kFits = '=';
+  const auto troubles =
+      state.group.all_gather_bytes(trouble.empty() ? kFits + std::to_string(sample_of_state(given)) : trouble);
   for (const std::string& one : troubles)
-    if (!one.empty())
+    if (one.front() != kFits)
       throw Error(ranks_with(troubles, one) + ": the state does not fit the layers of the Pipeline:" + one);
+  for (const std::string& one : troubles)
+    if (one != troubles.front())
+      throw Error("Pipeline: load_state_dict() was given another state on " + ranks_with(troubles, one) + " than on " +
+                  ranks_with(troubles, troubles.front()) + "; give every rank the same");
   const at::NoGradGuard no_grad;
   for (auto& [name, tensor] : tensors_of(*state.layers.own)) tensor.copy_(given[name]);
+  state.stage.mark();
 }
 
 }  // namespace lockstep

@@ -10,7 +10,9 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/clock.h"
+#include "collectives/sample.h"
 #include "data_parallel/divergence.h"
+#include "data_parallel/replica_state.h"
 #include "pipeline/schedule.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
@@ -21,6 +23,26 @@ namespace {
 constexpr std::chrono::milliseconds kHearing{2000};  ///< for neighbours to read what is wrong
 constexpr std::chrono::milliseconds kPause{2};
 
+// Of Stage::answers().
+constexpr int64_t kStepped = 1, kNotStepped = 2, kCleared = 4, kNotCleared = 8, kTrains = 16, kEvaluates = 32;
+
+int64_t flags_of(const StepWatch::Answer& answer, int64_t yes, int64_t no) {
+  return (answer.yes ? yes : 0) | (answer.no ? no : 0);
+}
+
+/// Of a tensor's dtype, shape and some of its values; never 0.
+int64_t sample_of_batch(const at::Tensor& tensor) {
+  uint64_t hash = Hash::mixed(sample_of(tensor.cpu()), static_cast<uint64_t>(tensor.scalar_type()));
+  for (const int64_t size : tensor.sizes()) hash = Hash::mixed(hash, static_cast<uint64_t>(size));
+  return static_cast<int64_t>(hash | 1);
+}
+
+int64_t mark_of_targets(const at::Tensor& target) {
+  uint64_t hash = hash_of(target);
+  for (const int64_t size : target.sizes()) hash = Hash::mixed(hash, static_cast<uint64_t>(size));
+  return static_cast<int64_t>(hash);
+}
+
 }  // namespace
 
 Stage::Stage(const Group& ranks, Model& model, const PipelineOptions& options, std::string me)
@@ -29,7 +51,8 @@ Stage::Stage(const Group& ranks, Model& model, const PipelineOptions& options, s
       micro_batches_(options.micro_batches),
       in_flight_(options.in_flight),
       me_(std::move(me)),
-      device_(model.module()->parameters().front().device()) {
+      device_(model.module()->parameters().front().device()),
+      steps_(*model.module()) {
   if (ranks.rank() > 0) before_.emplace(ranks, ranks.rank() - 1, device_);
   if (ranks.rank() + 1 < ranks.world_size()) after_.emplace(ranks, ranks.rank() + 1, device_);
   if (in_flight_ > 0) return;
@@ -40,6 +63,43 @@ Stage::Stage(const Group& ranks, Model& model, const PipelineOptions& options, s
 void Stage::check_usable() const {
   TORCH_CHECK(!failed_,
               "Pipeline: an earlier pass has failed, and stages stopped at different places; end the program");
+}
+
+int64_t Stage::answers() const {
+  const StepWatch::Done done = steps_.since_mark();
+  // A sharded optimizer takes sums into .grad as it steps, and knows of changes itself.
+  TORCH_CHECK(done.regraded.empty() || state_of(model_).is_deferred(), "Pipeline: the gradient of ", done.regraded,
+              " was changed after forward_backward(), as LibTorch's clip_grad_norm_ does, which sees one stage's "
+              "gradients alone; call pipeline.clip_grad_norm() on every rank");
+  return flags_of(done.stepped, kStepped, kNotStepped) | flags_of(done.cleared, kCleared, kNotCleared) |
+         (model_.module()->is_training() ? kTrains : kEvaluates);
+}
+
+int64_t Stage::with_answers_of(int64_t earlier, int64_t own) {
+  const auto differ = [&](int64_t yes, int64_t no) {
+    return ((own & yes) != 0 && (earlier & no) != 0) || ((own & no) != 0 && (earlier & yes) != 0);
+  };
+  TORCH_CHECK(!differ(kStepped, kNotStepped), "Pipeline: since the last forward_backward() ",
+              (own & kStepped) != 0 ? "this stage's parameters have changed, and those of an earlier stage have not"
+                                    : "this stage's parameters have not changed, and those of an earlier stage have",
+              "; call optimizer.step() on every rank, or on none");
+  TORCH_CHECK(!differ(kCleared, kNotCleared), "Pipeline: since the last forward_backward() ",
+              (own & kCleared) != 0 ? "this stage's gradients were cleared, and those of an earlier stage were not"
+                                    : "this stage's gradients were not cleared, and those of an earlier stage were",
+              "; call optimizer.zero_grad() on every rank, or on none");
+  TORCH_CHECK(!differ(kTrains, kEvaluates), "Pipeline: this stage ",
+              (own & kTrains) != 0 ? "trains, and an earlier one evaluates" : "evaluates, and an earlier one trains",
+              "; call pipeline.layers()->train() or eval() on every rank");
+  return own | earlier;
+}
+
+std::string Stage::done() const {
+  const int64_t all = answers();
+  if ((all & (kStepped | kNotStepped)) == 0) return "did nothing";
+  return std::string((all & kStepped) != 0 ? "stepped" : "did not step") +
+         ((all & kNotCleared) != 0 ? ", and kept gradients"
+          : (all & kCleared) != 0  ? ", and cleared gradients"
+                                   : "");
 }
 
 void Stage::tell(const std::string& trouble) noexcept {
@@ -90,7 +150,13 @@ Neighbour::Received Stage::receive(Neighbour& from, bool more) {
 
 void Stage::check_input(const at::Tensor& input) const {
   TORCH_CHECK(!is_first() || (input.defined() && input.dim() > 0 && input.size(0) > 0),
-              "Pipeline: the first stage needs an input, a tensor whose first dimension are samples");
+              "Pipeline: the first stage needs an input, a tensor whose first dimension are samples, at least one");
+}
+
+void Stage::check_given(const at::Tensor& input, int64_t first_stages) const {
+  TORCH_CHECK(!input.defined() || sample_of_batch(input) == first_stages,
+              "Pipeline: the input is not that of the first stage, so the ranks of a pipeline have different batches; "
+              "let all of them read the same one: DataLoader(dataset, pipeline.shard(), ...)");
 }
 
 Stage::Batch Stage::batch_of(const at::Tensor& input, const at::Tensor& target) const {
@@ -107,28 +173,43 @@ Stage::Batch Stage::batch_of(const at::Tensor& input, const at::Tensor& target) 
               .inputs = {},
               .targets = {},
               .passes = std::vector<Pass>(static_cast<size_t>(micro_batches_)),
-              .mark = static_cast<int64_t>(hash_of(target) ^ static_cast<uint64_t>(rows)),
+              .words = {.mark = mark_of_targets(target),
+                        .given = is_first() ? sample_of_batch(input) : 0,
+                        .answers = answers(),
+                        .count = micro_batches_},
               .loss = {}};
   if (is_first()) batch.inputs = input.split_with_sizes(batch.rows);
   if (is_last()) batch.targets = target.split_with_sizes(batch.rows);
   return batch;
 }
 
-void Stage::run_forward(Batch& batch, size_t micro_batch, const Pipeline::Loss& loss) {
+void Stage::run_forward(Batch& batch, size_t micro_batch, const at::Tensor& input, const Pipeline::Loss& loss) {
   Pass& pass = batch.passes[micro_batch];
   if (is_first()) {
     pass.input = batch.inputs[micro_batch];
   } else {
     const Neighbour::Received received = receive(*before_, /*more=*/micro_batch + 1 < batch.passes.size());
-    TORCH_CHECK(received.word == batch.mark,
+    TORCH_CHECK(received.words.mark == batch.words.mark,
                 "Pipeline: the targets are not those of the first stage, so the ranks of a pipeline have different "
                 "batches; let all of them read the same one: DataLoader(dataset, pipeline.shard(), ...)");
+    if (micro_batch == 0) {
+      check_given(input, received.words.given);
+      batch.words.given = received.words.given;
+      batch.words.answers = with_answers_of(received.words.answers, batch.words.answers);
+    }
     pass.input = received.tensor;
     if (at::isFloatingType(pass.input.scalar_type())) pass.input.requires_grad_();
   }
   pass.output = model_(pass.input);
   TORCH_CHECK(pass.output.defined(), "Pipeline: the last layer of a stage returned no tensor");
-  if (!is_last()) return after_->send(pass.output, batch.mark);
+  if (!is_last()) {
+    TORCH_CHECK(pass.output.dim() > 0 && pass.output.size(0) == batch.rows[micro_batch],
+                "Pipeline: the last layer of a "
+                "stage returned a tensor of ",
+                pass.output.sizes(), " for ", batch.rows[micro_batch],
+                " samples; the first dimension of what goes to the next stage must be samples");
+    return after_->send(pass.output, batch.words);
+  }
   const at::Tensor mean = loss(pass.output, batch.targets[micro_batch]);
   TORCH_CHECK(mean.defined() && mean.numel() == 1,
               "Pipeline: the loss must be a tensor with one element, the mean of its samples' losses");
@@ -152,15 +233,15 @@ void Stage::run_backward(Batch& batch, size_t micro_batch) {
                 "Pipeline: the next stage has no gradient for what this stage's last layer returns; layers must pass "
                 "on floating-point tensors, and use them");
     pass.output.backward(received.tensor);
+    batch.words.loss = received.words.loss;
   }
-  if (before_) before_->send(pass.input.grad(), batch.mark);
+  if (is_last() && !more) batch.words.loss = batch.loss.item<double>();
+  if (before_) before_->send(pass.input.grad(), batch.words);
 }
 
-double Stage::shared_loss(const Batch& batch) const {
-  const at::Tensor loss =
-      is_last() ? batch.loss.reshape({1}).to(device_) : at::empty({1}, at::dtype(at::kDouble).device(device_));
-  ranks_.broadcast(loss, ranks_.world_size() - 1);
-  return loss.item<double>();
+void Stage::finish_backward() {
+  if (before_) before_->wait_until_done();
+  if (after_) after_->send_done();
 }
 
 void Stage::finish() {
@@ -173,18 +254,21 @@ double Stage::forward_backward(const at::Tensor& input, const at::Tensor& target
   double result = 0;
   telling([&] {
     Batch batch = batch_of(input, target);
+    steps_.release();
     if (before_) before_->expect();
     if (after_) after_->expect();
     for (const auto& [kind, micro_batch] :
          one_forward_one_backward(ranks_.rank(), ranks_.world_size(), micro_batches_, in_flight_)) {
       const auto number = static_cast<size_t>(micro_batch);
       if (kind == PipelineAction::Kind::kForward)
-        run_forward(batch, number, loss);
+        run_forward(batch, number, input, loss);
       else
         run_backward(batch, number);
     }
+    finish_backward();
     finish();
-    result = shared_loss(batch);
+    result = batch.words.loss;
+    mark();
   });
   return result;
 }
@@ -196,9 +280,11 @@ at::Tensor Stage::forward(const at::Tensor& input) {
   telling([&] {
     check_input(input);
     std::vector<at::Tensor> inputs, outputs;
-    int64_t parts = 1;
+    Neighbour::Words words{.answers = answers(), .count = 1};
+    const int64_t& parts = words.count;
     if (is_first()) {
-      parts = std::min<int64_t>(micro_batches_, input.size(0));
+      words.count = std::min<int64_t>(micro_batches_, input.size(0));
+      words.given = sample_of_batch(input);
       inputs = input.split_with_sizes(rows_of_micro_batches(input.size(0), static_cast<int>(parts)));
     }
     if (after_) after_->expect();
@@ -209,13 +295,16 @@ at::Tensor Stage::forward(const at::Tensor& input) {
       } else {
         const Neighbour::Received received = receive(*before_, /*more=*/false);
         part = received.tensor;
-        parts = received.word;
+        check_given(input, received.words.given);
+        const int64_t own = words.answers;
+        words = received.words;
+        words.answers = i == 0 ? with_answers_of(received.words.answers, own) : own;
       }
       outputs.push_back(model_(part));
-      if (after_) after_->send(outputs.back(), parts), outputs.clear();
+      if (after_) after_->send(outputs.back(), words), outputs.clear();
     }
     result = is_last() ? at::cat(outputs) : receive(*after_, /*more=*/false).tensor;
-    if (before_) before_->send(result, parts);
+    if (before_) before_->send(result, words);
     finish();
   });
   return result;

@@ -14,6 +14,7 @@
 #include <lockstep/pipeline.h>
 
 #include "pipeline/neighbour.h"
+#include "pipeline/step_watch.h"
 
 namespace lockstep {
 
@@ -29,6 +30,12 @@ class Stage {
   at::Tensor forward(const at::Tensor& input);
   /// TORCH_CHECK fails after an error.
   void check_usable() const;
+  /// Parameters and gradients have been changed by the pipeline.
+  void mark() { steps_.mark(); }
+  /// What this rank has done since the last pass, as flags. TORCH_CHECK fails if that is wrong for every stage.
+  int64_t answers() const;
+  /// The same in words: "stepped, and cleared gradients".
+  std::string done() const;
 
  private:
   /// What a micro-batch leaves for its backward.
@@ -39,19 +46,23 @@ class Stage {
     std::vector<int64_t> rows;  ///< of micro-batches, as what follows
     std::vector<at::Tensor> inputs, targets;
     std::vector<Pass> passes;
-    int64_t mark;     ///< of the targets
-    at::Tensor loss;  ///< the sum so far, on the last stage
+    Neighbour::Words words;  ///< for the next stage
+    at::Tensor loss;         ///< the sum so far, on the last stage
   };
 
   bool is_first() const { return !before_; }
   bool is_last() const { return !after_; }
+  /// Both; TORCH_CHECK fails if this rank did something else than one of the earlier stages.
+  static int64_t with_answers_of(int64_t earlier, int64_t own);
   Batch batch_of(const at::Tensor& input, const at::Tensor& target) const;
   void check_input(const at::Tensor& input) const;
-  void run_forward(Batch& batch, size_t micro_batch, const Pipeline::Loss& loss);
+  /// TORCH_CHECK fails if this rank was given another input than the first stage.
+  void check_given(const at::Tensor& input, int64_t first_stages) const;
+  void run_forward(Batch& batch, size_t micro_batch, const at::Tensor& input, const Pipeline::Loss& loss);
   void run_backward(Batch& batch, size_t micro_batch);
+  /// Returns when the earlier stages have ended their backward, too.
+  void finish_backward();
   Neighbour::Received receive(Neighbour& from, bool more);
-  /// The sum of the last stage's losses.
-  double shared_loss(const Batch& batch) const;
   void finish();
   /// Runs `pass`, and tells the neighbours what it throws.
   void telling(const std::function<void()>& pass);
@@ -63,6 +74,7 @@ class Stage {
   int in_flight_;
   const std::string me_;
   const at::Device device_;
+  StepWatch steps_;
   std::optional<Neighbour> before_, after_;
   const Neighbour* told_by_ = nullptr;
   bool failed_ = false;

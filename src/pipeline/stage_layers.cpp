@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <sstream>
 #include <utility>
 
 #include <c10/core/Storage.h>
@@ -63,7 +64,7 @@ std::vector<NamedMaker> makers_of(const torch::nn::Sequential& layers) {
   const auto names = layers->named_children().keys();
   size_t i = 0;
   for (auto layer = layers->begin(); layer != layers->end(); ++layer, ++i)
-    makers.push_back({names.at(i), [any = *layer] { return any; }});
+    makers.push_back({names.at(i), [any = *layer] { return any; }, /*is_there=*/true});
   return makers;
 }
 
@@ -98,16 +99,26 @@ StageLayers make_stage(const std::vector<NamedMaker>& layers, const Group& group
     const auto troubles = group.all_gather_bytes(trouble);
     for (const std::string& one : troubles)
       if (!one.empty()) throw Error(ranks_with(troubles, one) + ": " + one);
+    std::ostringstream described;
+    described << *layer.ptr();
+    check_same_on_all_ranks(group, "layer", layers[i].name + ": " + described.str());
     check_same_on_all_ranks(group, "parameter", tensors, [](const at::Tensor&) { return std::string(); });
+    const auto of_layer = layer.ptr()->named_buffers();
     std::vector<at::Tensor> values;
     for (const auto& [name, tensor] : tensors) {
       values.push_back(tensor);
-      result.all.push_back({name, tensor.scalar_type(), tensor.sizes().vec(), here});
+      result.all.push_back({name, tensor.scalar_type(), tensor.sizes().vec(), here,
+                            of_layer.contains(name.substr(layers[i].name.size() + 1))});
       if (tensor.requires_grad()) trains[static_cast<size_t>(here)] = true;
     }
     if (!values.empty()) broadcast_weights(group, values, /*root=*/0);
-    if (here == stage) result.own->push_back(layers[i].name, std::move(layer));
+    if (here == stage) {
+      result.own->push_back(layers[i].name, std::move(layer));
+    } else if (layers[i].is_there) {  // what they hold would not be trained
+      for (at::Tensor& value : values) value.set_data(at::empty({0}, value.options()));
+    }
   }
+  std::stable_partition(result.all.begin(), result.all.end(), [](const auto& known) { return !known.is_buffer; });
   const auto idle = std::find(trains.begin(), trains.end(), false);
   TORCH_CHECK(idle == trains.end(), "Pipeline: stage ", idle - trains.begin(),
               " has no parameter to train; cut the sequence so that each stage has some");

@@ -18,6 +18,7 @@ namespace lockstep {
 struct NamedMaker {
   std::string name;
   Pipeline::MakeLayer make;
+  bool is_there = false;  ///< it was made before, and others may hold it
 };
 
 /// A sequence's layers, of which this rank keeps those of its stage.
@@ -28,9 +29,10 @@ struct StageLayers {
     at::ScalarType dtype;
     std::vector<int64_t> sizes;
     int stage;
+    bool is_buffer;
   };
   torch::nn::Sequential own;
-  std::vector<Known> all;  ///< in the order of the sequence
+  std::vector<Known> all;  ///< in the order of the sequence's state: parameters, then buffers
 };
 
 /// The layers of a sequence, as makers that give what is there.

@@ -9,6 +9,8 @@
 #include <lockstep/checkpoint.h>
 #include <lockstep/checkpointer.h>
 #include <lockstep/zero_redundancy_optimizer.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/loss.h>
 #include <torch/nn/utils/clip_grad.h>
 
 #include "pipeline/small_sequence.h"
@@ -113,7 +115,11 @@ TEST_P(PipelineOn, ForwardGivesTheLastLayersOutputOnAllRanks) {
   on_ranks([&](Context& context) {
     torch::manual_seed(3);
     torch::nn::Sequential layers = small_sequence();
-    Pipeline pipeline(layers, context, GetParam().options);
+    torch::manual_seed(3);
+    torch::nn::Sequential taken = small_sequence();
+    Pipeline pipeline(taken, context, GetParam().options);
+    for (const auto& parameter : taken->parameters())  // nobody reads what is not trained
+      EXPECT_TRUE(parameter.numel() > 0 || GetParam().options.stages > 1);
     for (const int64_t rows : {kRows, int64_t{1}, kRows}) {
       const at::Tensor data = small_batch(1, 0, rows).data;
       const at::Tensor output = pipeline.forward(pipeline.stage() == 0 ? data : at::Tensor());
@@ -136,6 +142,37 @@ TEST_P(PipelineOn, LayersThatAreMadeOneByOneHaveTheNumbersOfThoseMadeTogether) {
     for (const int64_t width : {4, 6, 3, 5, 2}) together->push_back(torch::nn::Linear(width, width));
     const std::string expected = context.rank() == 0 ? hash(state_dict(*together)) : hash(StateDict());
     EXPECT_EQ(hash(state), expected);
+  });
+}
+
+TEST_P(PipelineOn, BuffersComeAfterParametersAsInTheSequence) {
+  on_ranks([&](Context& context) {
+    const auto made = [] {
+      torch::manual_seed(4);
+      torch::nn::Sequential layers;
+      for (int i = 0; i < 4; ++i) {
+        layers->push_back(torch::nn::Linear(6, 6));
+        layers->push_back(torch::nn::BatchNorm1d(6));
+      }
+      return layers;
+    };
+    Pipeline pipeline(made(), context, {.stages = GetParam().options.stages});
+    const StateDict state = pipeline.state_dict();
+    const auto sequence = made();
+    EXPECT_EQ(hash(state), context.rank() == 0 ? hash(state_dict(*sequence)) : hash(StateDict()));
+  });
+}
+
+TEST_P(PipelineOn, TakesTensorsWithoutElementsAndNormsThatAreNotFinite) {
+  on_ranks([&](Context& context) {
+    torch::nn::Sequential layers;
+    for (int i = 0; i < 4; ++i) layers->push_back(torch::nn::Linear(6, i == 3 ? 2 : 6));
+    Pipeline pipeline(layers, context, {.stages = GetParam().options.stages, .micro_batches = 4});
+    const at::Tensor empty = at::empty({4, 0, 6});
+    EXPECT_EQ(pipeline.forward(empty).sizes(), at::IntArrayRef({4, 0, 2}));
+    const at::Tensor data = at::full({4, 6}, std::numeric_limits<float>::infinity());
+    (void)pipeline.forward_backward(data, at::ones({4, 2}), torch::nn::MSELoss());
+    EXPECT_FALSE(std::isfinite(pipeline.clip_grad_norm(1)));
   });
 }
 

@@ -3,7 +3,11 @@
 #include <lockstep/pipeline.h>
 
 #include <gtest/gtest.h>
+#include <lockstep/checkpoint.h>
 #include <lockstep/checkpointer.h>
+#include <torch/nn/modules/loss.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/sgd.h>
 
 #include "pipeline/small_sequence.h"
 #include "support/ranks.h"
@@ -56,7 +60,7 @@ TEST_P(WrongPipelineOn, LayersThatDiffer) {
         Pipeline(torch::nn::Sequential(torch::nn::Linear(width, 4), torch::nn::Linear(4, 4), torch::nn::Linear(4, 4)),
                  context);
       },
-      "the ranks do not hold the same model: parameter 0 is `0.weight");
+      "the ranks do not hold the same model: layer 0 is `0: torch::nn::Linear(");
 }
 
 TEST_P(WrongPipelineOn, CutsThatMakeNoStages) {
@@ -230,6 +234,235 @@ TEST_P(WrongPipelineOn, ClippingByOtherNorms) {
         (void)pipeline.clip_grad_norm(1 + context.rank());
       },
       "clip_grad_norm() has other arguments on other stages");
+}
+
+TEST_P(WrongPipelineOn, LayersOfOtherKindsOrOptions) {
+  refused(
+      GetParam(),
+      [](Context& context) {
+        torch::nn::Sequential layers = small_sequence();
+        if (context.rank() == 1)
+          layers->push_back(torch::nn::Tanh());
+        else
+          layers->push_back(torch::nn::ReLU());
+        Pipeline(layers, context);
+      },
+      "torch::nn::Tanh");
+  refused(
+      GetParam(),
+      [](Context& context) {
+        torch::nn::Sequential layers = small_sequence();
+        layers->push_back(torch::nn::LeakyReLU(torch::nn::LeakyReLUOptions().negative_slope(0.1 + context.rank())));
+        Pipeline(layers, context);
+      },
+      "negative_slope=0.1");
+}
+
+TEST_P(WrongPipelineOn, InputsThatDiffer) {
+  for (const bool trains : {true, false})
+    refused(
+        GetParam(),
+        [&](Context& context) {
+          Pipeline pipeline(small_sequence(), context);
+          const at::Tensor data = small_batch(0, context.rank(), 12).data, target = small_batch(0, 0, 12).target;
+          if (trains)
+            (void)pipeline.forward_backward(data, target, small_loss);
+          else
+            (void)pipeline.forward(data);
+        },
+        "the input is not that of the first stage");
+}
+
+TEST_P(WrongPipelineOn, TargetsOfAnotherShape) {
+  refused(
+      GetParam(),
+      [](Context& context) {
+        Pipeline pipeline(small_sequence(), context);
+        const auto [data, target] = small_batch(0, 0, 12);
+        const bool flat = context.rank() == 1;
+        (void)pipeline.forward_backward(data, flat ? target.reshape({12, 5, 1}) : target, small_loss);
+      },
+      "the targets are not those of the first stage");
+}
+
+TEST_P(WrongPipelineOn, ALayerThatLosesItsSamples) {
+  refused(
+      GetParam(),
+      [](Context& context) {
+        struct Mean : torch::nn::Module {
+          Mean() { register_parameter("one", at::ones({1})); }
+          at::Tensor forward(const at::Tensor& x) { return x.mean(0, true) * named_parameters()["one"]; }
+        };
+        torch::nn::Sequential layers;
+        for (int i = 0; i < context.world_size(); ++i) layers->push_back(std::make_shared<Mean>());
+        Pipeline pipeline(layers, context);
+        (void)pipeline.forward_backward(at::ones({12, 3}), at::ones({12, 3}), torch::nn::MSELoss());
+      },
+      "the first dimension of what goes to the next stage must be samples");
+}
+
+TEST_P(WrongPipelineOn, ABackwardThatThrows) {
+  for (const int stage : {0, 1})
+    refused(
+        GetParam(),
+        [&](Context& context) {
+          struct Throws : torch::nn::Module {
+            Throws() { register_parameter("one", at::ones({1})); }
+            at::Tensor forward(const at::Tensor& x) {
+              const at::Tensor y = x * named_parameters()["one"];
+              if (throws) y.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("my hook"); });
+              return y;
+            }
+            bool throws = false;
+          };
+          torch::nn::Sequential layers;
+          for (int i = 0; i < context.world_size(); ++i) {
+            const auto layer = std::make_shared<Throws>();
+            layer->throws = i == stage;
+            layers->push_back(layer);
+          }
+          Pipeline pipeline(layers, context, {.micro_batches = 2});
+          (void)pipeline.forward_backward(at::ones({12, 3}), at::ones({12, 3}), torch::nn::MSELoss());
+        },
+        "my hook");
+}
+
+TEST_P(WrongPipelineOn, OneStageThatEvaluates) {
+  refused(
+      GetParam(),
+      [](Context& context) {
+        Pipeline pipeline(small_sequence(), context);
+        if (context.rank() == 1) pipeline.layers()->eval();
+        const auto [data, target] = small_batch(0, 0, 12);
+        (void)pipeline.forward_backward(data, target, small_loss);
+      },
+      "; call pipeline.layers()->train() or eval() on every rank");
+}
+
+TEST_P(WrongPipelineOn, StatesThatDiffer) {
+  refused(
+      GetParam(),
+      [](Context& context) {
+        torch::manual_seed(context.rank());
+        const auto other = small_sequence();
+        Pipeline pipeline(small_sequence(), context);
+        pipeline.load_state_dict(state_dict(*other));
+      },
+      "load_state_dict() was given another state on");
+}
+
+/// A pipeline that is trained, with an optimizer of LibTorch.
+struct Training {
+  explicit Training(Context& context) : pipeline(small_sequence(), context) {}
+  void pass(int step) {
+    const auto [data, target] = small_batch(step, 0, 12);
+    (void)pipeline.forward_backward(data, target, small_loss);
+  }
+  Pipeline pipeline;
+  torch::optim::SGD optimizer{pipeline.layers()->parameters(), 0.1};
+};
+
+TEST_P(WrongPipelineOn, AStepThatOneRankLeavesOut) {
+  for (const int odd : {0, 1}) {
+    refused(
+        GetParam(),
+        [&](Context& context) {
+          Training training(context);
+          for (int step = 0; step < 3; ++step) {
+            training.optimizer.zero_grad();
+            training.pass(step);
+            if (step != 1 || context.rank() != odd) training.optimizer.step();
+          }
+        },
+        "; call optimizer.step() on every rank, or on none");
+    refused(
+        GetParam(),
+        [&](Context& context) {
+          Training training(context);
+          training.pass(0);
+          if (context.rank() != odd) training.optimizer.step();
+          (void)training.pipeline.forward(small_batch(0, 0, 12).data);
+        },
+        "; call optimizer.step() on every rank, or on none");
+    refused(
+        GetParam(),
+        [&](Context& context) {
+          Training training(context);
+          training.pass(0);
+          if (context.rank() != odd) training.optimizer.step();
+          (void)training.pipeline.state_dict();
+        },
+        "did not step, and kept gradients");
+  }
+}
+
+TEST_P(WrongPipelineOn, GradientsThatOneRankDoesNotClear) {
+  for (const bool to_none : {true, false})
+    refused(
+        GetParam(),
+        [&](Context& context) {
+          Training training(context);
+          for (int step = 0; step < 3; ++step) {
+            if (context.rank() != 1) training.optimizer.zero_grad(to_none);
+            training.pass(step);
+            training.optimizer.step();
+          }
+        },
+        "; call optimizer.zero_grad() on every rank, or on none");
+}
+
+TEST_P(WrongPipelineOn, GradientsThatEachStageClipsForItself) {
+  for (const bool by_replica : {false, true})
+    for (const bool to_none : {true, false}) {
+      if (!by_replica && !to_none) continue;  // LibTorch's clip counts no version, and zeros tell nothing
+      refused(
+          GetParam(),
+          [&](Context& context) {
+            Training training(context);
+            for (int step = 0; step < 3; ++step) {
+              training.optimizer.zero_grad(to_none);
+              training.pass(step);
+              if (by_replica)
+                (void)training.pipeline.replica().clip_grad_norm(0.01);
+              else
+                (void)torch::nn::utils::clip_grad_norm_(training.pipeline.layers()->parameters(), 0.01);
+              training.optimizer.step();
+            }
+          },
+          "as LibTorch's clip_grad_norm_ does, which sees one stage's gradients alone");
+    }
+}
+
+TEST_P(WrongPipelineOn, WhatIsNotWrong) {
+  run_ranks(GetParam(), [](Context& context) {
+    Training training(context);
+    training.pass(0);
+    training.pass(1);  // adds up
+    training.optimizer.step();
+    training.optimizer.zero_grad(false);
+    (void)training.pipeline.forward(small_batch(0, 0, 12).data);
+    training.pass(2);
+    (void)training.pipeline.clip_grad_norm(0.01);
+    training.optimizer.step();
+    training.optimizer.zero_grad();
+    training.pass(3);
+    (void)training.pipeline.clip_grad_norm(1e9);  // changes nothing
+    (void)training.pipeline.state_dict();
+    training.pass(4);
+  });
+}
+
+TEST_P(WrongPipelineOn, AStageThatIsSavedAsTheModel) {
+  const TemporaryFolder folder;
+  refused(
+      GetParam(),
+      [&](Context& context) {
+        Training training(context);
+        Checkpointer checkpointer(folder.path() / std::to_string(context.world_size()), context.group());
+        checkpointer.add("model", training.pipeline.replica());
+        checkpointer.save(1);
+      },
+      "model.");
 }
 
 TEST_P(WrongPipelineOn, StatesOfOtherLayers) {
