@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/accumulate.h>
 
 #include <lockstep/error.h>
 
@@ -63,8 +64,7 @@ std::vector<NamedMaker> numbered(const std::vector<Pipeline::MakeLayer>& layers)
 constexpr int64_t kAlignment = 64;
 
 int64_t bytes_of(const StageLayers::Known& known) {
-  int64_t bytes = static_cast<int64_t>(c10::elementSize(known.dtype));
-  for (const int64_t size : known.sizes) bytes *= size;
+  const int64_t bytes = c10::multiply_integers(known.sizes) * static_cast<int64_t>(c10::elementSize(known.dtype));
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
@@ -203,9 +203,7 @@ StateDict Pipeline::state_in_slices() {
     const StageLayers::Known& known = state.layers.all[i];
     const int64_t begin = slice * known.stage * state.replicas + begins[i];
     const at::Tensor whole = memory.slice(0, begin, begin + bytes_of(known)).view(known.dtype);
-    int64_t elements = 1;
-    for (const int64_t size : known.sizes) elements *= size;
-    result.insert(known.name, whole.slice(0, 0, elements).view(known.sizes));
+    result.insert(known.name, whole.slice(0, 0, c10::multiply_integers(known.sizes)).view(known.sizes));
   }
   if (state.group.rank() % state.replicas == 0)
     for (const auto& [name, tensor] : own) result[name].copy_(tensor.detach());

@@ -30,18 +30,15 @@ int64_t flags_of(const StepWatch::Answer& answer, int64_t yes, int64_t no) {
   return (answer.yes ? yes : 0) | (answer.no ? no : 0);
 }
 
-/// Of a tensor's dtype, shape and some of its values; never 0.
-int64_t sample_of_batch(const at::Tensor& tensor) {
-  uint64_t hash = Hash::mixed(sample_of(tensor.cpu()), static_cast<uint64_t>(tensor.scalar_type()));
+/// `hash` of a tensor's values, with its dtype and shape.
+int64_t with_layout(uint64_t hash, const at::Tensor& tensor) {
+  hash = Hash::mixed(hash, static_cast<uint64_t>(tensor.scalar_type()));
   for (const int64_t size : tensor.sizes()) hash = Hash::mixed(hash, static_cast<uint64_t>(size));
-  return static_cast<int64_t>(hash | 1);
-}
-
-int64_t mark_of_targets(const at::Tensor& target) {
-  uint64_t hash = hash_of(target);
-  for (const int64_t size : target.sizes()) hash = Hash::mixed(hash, static_cast<uint64_t>(size));
   return static_cast<int64_t>(hash);
 }
+
+/// Of some of its values.
+int64_t sample_of_batch(const at::Tensor& tensor) { return with_layout(sample_of(tensor.cpu()), tensor); }
 
 }  // namespace
 
@@ -173,7 +170,7 @@ Stage::Batch Stage::batch_of(const at::Tensor& input, const at::Tensor& target) 
               .inputs = {},
               .targets = {},
               .passes = std::vector<Pass>(static_cast<size_t>(micro_batches_)),
-              .words = {.mark = mark_of_targets(target),
+              .words = {.mark = with_layout(hash_of(target), target),
                         .given = is_first() ? sample_of_batch(input) : 0,
                         .answers = answers(),
                         .count = micro_batches_},

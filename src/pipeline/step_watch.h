@@ -16,12 +16,11 @@ class StepWatch {
   /// Of one rank, or of several: both answers.
   struct Answer {
     bool yes = false, no = false;
-    bool differs() const { return yes && no; }
   };
   struct Done {
-    Answer stepped;         ///< changed parameters
-    Answer cleared;         ///< gradients, all of them
-    std::string regraded{}; ///< the first parameter whose gradient has other values that it kept until it was cleared
+    Answer stepped;          ///< changed parameters
+    Answer cleared;          ///< gradients, all of them
+    std::string regraded{};  ///< the first parameter whose gradient has other values that it kept until it was cleared
   };
 
   explicit StepWatch(const torch::nn::Module& layers);

@@ -17,13 +17,6 @@ namespace {
 using namespace testing;  // NOLINT
 using torch::optim::SGDOptions;
 
-const Engine kAll[] = {{2, "shm"},
-                       {3, "shm"},
-                       {2, "gloo"},
-                       {2, "hierarchical", "ab"},
-                       {3, "hierarchical", "abc"},
-                       {4, "hierarchical", "aabb"}};
-
 struct Training {
   explicit Training(const Context& context)
       : odd(context.rank() == 0), model(net, context), optimizer(model, SGDOptions(0.1)) {}
@@ -124,7 +117,7 @@ const std::vector<Program>& programs() {
 }
 
 TEST(EditedParts, AreToldOnAllRanks) {
-  for (const Engine& engine : kAll)
+  for (const Engine& engine : kTellingEngines)
     run_alike(engine, [&](Context& context) {
       for (const Program& program : programs()) {
         const std::string of = name_of(engine) + ", rank " + std::to_string(context.rank()) + " of " + program.name;
@@ -140,7 +133,7 @@ TEST(EditedParts, AreToldOnAllRanks) {
 }
 
 TEST(EditedParts, WhatAllRanksMayDo) {
-  for (const Engine& engine : kAll)
+  for (const Engine& engine : kTellingEngines)
     run_alike(engine, [](Context& context) {
       Training one(context), other(context);
       GradScaler scaler(GradScalerOptions{.init_scale = 1024});

@@ -18,13 +18,6 @@ using namespace testing;  // NOLINT
 using torch::optim::SGDOptions;
 using Sgd = ZeroRedundancyOptimizer<torch::optim::SGD>;
 
-const Engine kAll[] = {{2, "shm"},
-                       {3, "shm"},
-                       {2, "gloo"},
-                       {2, "hierarchical", "ab"},
-                       {3, "hierarchical", "abc"},
-                       {4, "hierarchical", "aabb"}};
-
 struct Side {
   explicit Side(Context& of) : context(of), odd(of.rank() == of.world_size() - 1) {}
   Context& context;
@@ -151,7 +144,7 @@ const std::vector<Program>& programs() {
 }
 
 TEST(ToldMaking, NamesWhatIsWrong) {
-  for (const Engine& engine : kAll)
+  for (const Engine& engine : kTellingEngines)
     for (const Program& program : programs()) {
       if (program.on_one_machine && engine.backend != "shm") continue;
       run_alike(engine, [&](Context& context) {
