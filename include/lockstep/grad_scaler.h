@@ -124,6 +124,10 @@ class GradScaler {
     bool stepped = false;
     uint64_t passes = 0;  ///< scaled backward passes of the scaler until the gradients were divided
     std::vector<at::Tensor> parameters;
+    /// Of unscale(): its gradients may be zeros in step(), since they were.
+    bool may_be_cleared = true;
+    /// Of unscale(), of a rank that decides alone: the gradients' (mark_of()).
+    std::vector<uint64_t> marks;
   };
   /// unscale(), or step() which unscales: `call`.
   Found unscale_in(const char* call, torch::optim::Optimizer& optimizer);
@@ -135,6 +139,8 @@ class GradScaler {
   /// What else this rank did wrong before `call`, as a predicate; empty if nothing.
   std::string trouble_before(const char* call, const std::unordered_set<const c10::TensorImpl*>& parameters,
                              const std::optional<KnownGradients>& known) const;
+  /// Throws if the gradients have been cleared since unscale(), or have become infinite.
+  static void check_gradients_since(torch::optim::Optimizer& optimizer, const Found& found);
   /// Throws if scaled passes since unscale() have reached the parameters. `identity`: the optimizer's.
   void check_later_passes(uint64_t identity, const Found& found);
   void check_usable() const;

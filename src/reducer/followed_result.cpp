@@ -78,12 +78,12 @@ class Origins {
 };
 
 /// The sum of which a backward takes the gradient: followed results, and other summands. An operation with one input
-/// passes the gradient on, one that adds or chooses passes it to each input, and a product to its factor that comes
+/// passes the gradient on, one that adds or selects passes it to each input, and a product to its factor that comes
 /// from a followed result; what a program's own operations do with several is not looked into.
 class RootSum {
  public:
   explicit RootSum(const torch::autograd::edge_list& roots) {
-    for (const auto& root : roots) expand(root.function.get(), "");
+    for (const auto& root : roots) expand(root.function.get(), {});
   }
   /// Tells followed results what the other summands reach, and what they went through.
   void tell() const {
@@ -95,40 +95,87 @@ class RootSum {
   }
 
  private:
-  /// `nonlinear`: one that the gradient has come through; empty: none.
-  void expand(torch::autograd::Node* operation, std::string nonlinear) {
-    while (operation != nullptr && seen_[nonlinear.empty() ? 0 : 1].insert(operation).second) {
+  using Operation = torch::autograd::Node;
+  /// The names of operations between the root and an operation; empty: none.
+  struct Way {
+    std::string kinked;     ///< one that a constant among its inputs makes nonlinear
+    std::string nonlinear;  ///< one whose gradient is no multiple of its inputs'
+    size_t kind() const { return !nonlinear.empty() ? 2 : !kinked.empty() ? 1 : 0; }
+    Way through(const std::string& name) const { return {kinked, nonlinear.empty() ? name : nonlinear}; }
+  };
+
+  void expand(Operation* operation, Way way) {
+    while (operation != nullptr && seen_[way.kind()].insert(operation).second) {
       if (ResultHook* const hook = ResultHook::on(*operation)) {
         std::string& known = followed_[hook];
-        if (known.empty()) known = nonlinear;
+        if (known.empty()) known = way.nonlinear;
         return;
       }
       const auto inputs = inputs_of(*operation);
-      if (inputs.size() != 1) return expand_several(operation, inputs, nonlinear);
       const std::string name = operation->name();
-      const OperationKind kind = kind_of(name);
-      // The divisor alone requires grad, and not the number that is divided.
-      const bool divides = kind == OperationKind::kQuotient && !operation->next_edge(0).is_valid();
-      if (nonlinear.empty() && (kind == OperationKind::kNonlinear || divides)) nonlinear = name;
+      const OperationKind kind = inputs.empty() ? OperationKind::kUnknown : kind_of(name);
+      way = beyond(*operation, kind, name, inputs.size(), way);
+      const bool is_added = kind == OperationKind::kAddedProduct || kind == OperationKind::kAddedQuotient;
+      if (is_added) return expand_added(*operation, kind, way);
+      if (inputs.size() != 1) return expand_several(operation, kind, inputs, way);
       operation = inputs.front();
     }
   }
-  void expand_several(torch::autograd::Node* operation, const std::vector<torch::autograd::Node*>& inputs,
-                      const std::string& nonlinear) {
-    const std::string name = operation->name();
-    const OperationKind kind = inputs.empty() ? OperationKind::kUnknown : kind_of(name);
-    if (kind == OperationKind::kLinear) {
-      for (torch::autograd::Node* input : inputs) expand(input, nonlinear);
+  /// The way to the inputs, of which `inputs` take a gradient.
+  static Way beyond(const Operation& operation, OperationKind kind, const std::string& name, size_t inputs, Way way) {
+    const bool has_constant = inputs < operation.num_outputs();
+    switch (kind) {
+      case OperationKind::kKinked:
+        if (has_constant) return way.through(name);
+        way.kinked = name;
+        return way;
+      case OperationKind::kJoin:
+      case OperationKind::kSum: {
+        const bool adds_constant = has_constant || (kind == OperationKind::kSum && inputs == 1);
+        return adds_constant && !way.kinked.empty() ? way.through(way.kinked) : way;
+      }
+      case OperationKind::kAddedProduct:
+      case OperationKind::kAddedQuotient:
+        if (!operation.next_edge(0).is_valid() && !way.kinked.empty()) way = way.through(way.kinked);
+        return way;
+      case OperationKind::kQuotient:
+        // The divisor alone requires grad, and not the number that is divided.
+        return inputs == 1 && !operation.next_edge(0).is_valid() ? way.through(name) : way;
+      case OperationKind::kNonlinear:
+        return way.through(name);
+      default:
+        return way;
+    }
+  }
+  void expand_several(Operation* operation, OperationKind kind, const std::vector<Operation*>& inputs, const Way& way) {
+    if (kind == OperationKind::kLinear || kind == OperationKind::kJoin || kind == OperationKind::kSum ||
+        kind == OperationKind::kKinked) {
+      for (Operation* input : inputs) expand(input, way);
       return;
     }
-    std::vector<torch::autograd::Node*> followed;
+    std::vector<Operation*> followed;
     if (kind != OperationKind::kUnknown)
       std::copy_if(inputs.begin(), inputs.end(), std::back_inserter(followed),
-                   [&](torch::autograd::Node* input) { return origins_.any_followed(input); });
+                   [&](Operation* input) { return origins_.any_followed(input); });
     if (followed.empty()) return others_.push_back(operation);
     const bool divides = kind == OperationKind::kQuotient && followed.front() != inputs.front();
-    const bool is_linear = kind != OperationKind::kNonlinear && followed.size() == 1 && !divides;
-    for (torch::autograd::Node* input : followed) expand(input, is_linear || !nonlinear.empty() ? nonlinear : name);
+    const bool is_linear = followed.size() == 1 && !divides;
+    for (Operation* input : followed) expand(input, is_linear ? way : way.through(operation->name()));
+  }
+  /// One that adds the product, or the quotient, of its second and third input to its first.
+  void expand_added(const Operation& operation, OperationKind kind, const Way& way) {
+    expand(operation.next_edge(0).function.get(), way);
+    Operation *const one = operation.next_edge(1).function.get(), *const other = operation.next_edge(2).function.get();
+    const bool of_one = one != nullptr && origins_.any_followed(one),
+               of_other = other != nullptr && origins_.any_followed(other);
+    const bool divides = kind == OperationKind::kAddedQuotient && of_other;
+    const Way beyond = divides || (of_one && of_other) ? way.through(operation.name()) : way;
+    for (const auto& [factor, is_followed] : {std::pair(one, of_one), std::pair(other, of_other)}) {
+      if (is_followed)
+        expand(factor, beyond);
+      else if (factor != nullptr && !of_one && !of_other)
+        others_.push_back(factor);
+    }
   }
   /// Unless a followed result is among what it was computed from: then its gradient may well be scaled.
   static void add_leaves_of(torch::autograd::Node* summand, Leaves& leaves) {
@@ -149,7 +196,7 @@ class RootSum {
 
   std::map<ResultHook*, std::string> followed_;  ///< with what is nonlinear on the way to it
   std::vector<torch::autograd::Node*> others_;
-  std::unordered_set<torch::autograd::Node*> seen_[2];  ///< by linear ways, and by others
+  std::unordered_set<torch::autograd::Node*> seen_[3];  ///< by Way::kind()
   Origins origins_;
 };
 

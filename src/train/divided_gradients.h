@@ -7,17 +7,21 @@
 #include <ATen/core/Tensor.h>
 
 #include "base/mutex.h"
+#include "reducer/gradient_marks.h"
 
 namespace lockstep {
 
-/// Gradients that a GradScaler's unscale() has divided and no step() has used yet, of parameters that no reducer
-/// follows: whether a scaled backward has added to them since, which would mix two scales.
+/// Gradients that a GradScaler has divided, of parameters that no reducer follows: whether a scaled backward has added
+/// to them since, before a step() used them or after it, which would mix two scales.
 class DividedGradients {
  public:
   /// `of`: a number for these, such as the identity of their optimizer.
   void add(uint64_t of, std::vector<at::Tensor> parameters);
-  /// They are used now. Returns whether a scaled backward has changed one.
-  bool remove(uint64_t of);
+  /// A step() uses them. Returns whether a scaled backward has changed one.
+  bool use(uint64_t of);
+  /// Whether one has added to gradients of these parameters that were used, and not cleared before.
+  bool added_to_used(const TensorSet& parameters) const;
+  /// Forgets those that no step() has used.
   void clear();
 
   /// A scaled backward begins, and has ended. Autograd's threads may call.
@@ -26,10 +30,16 @@ class DividedGradients {
   bool any() const;
 
  private:
+  /// A gradient that a step() has used.
+  struct Used {
+    uint64_t mark;             ///< 0: it was cleared or changed since
+    bool is_added_to = false;  ///< by a scaled backward; `mark` is that of the sum
+  };
   struct Divided {
     std::vector<at::Tensor> parameters;
     std::vector<uint64_t> marks;  ///< of their gradients; empty: no scaled backward is running
     bool is_mixed = false;
+    std::vector<Used> used;  ///< empty: no step() has used them
   };
 
   mutable Mutex mutex_;

@@ -158,6 +158,7 @@ std::string GradScaler::trouble_before(const char* call, const TensorSet& parame
     if (found.passes == passes_->count() && any_of_set(found.parameters, parameters)) return kDividedTwice;
   const std::string trouble = known ? trouble_of_gradients(call, parameters, *known, *passes_) : "";
   if (!trouble.empty()) return trouble;
+  if (divided_->added_to_used(parameters)) return kAddedToUsed;
   if (const std::string stepped = stepped_beside_scaler(); !stepped.empty()) return trouble_of_step_beside(stepped);
   if (!known && loaded_after_ && *loaded_after_ == passes_->count()) return trouble_of_new_scale("load_state_dict()");
   return "";
@@ -198,15 +199,27 @@ GradScaler::Found GradScaler::unscale_in(const char* call, torch::optim::Optimiz
               "GradScaler: no parameter of the optimizer has a gradient; call backward() first");
   if (said.largest[kCleared] == kAllCleared) throw Error(kClearedByAll);
   accept_gradients(parameters);
-  if (!known && call == kUnscale) divided_->add(identity_of(optimizer), list);
+  if (!known) divided_->add(identity_of(optimizer), list);
   used_->replaced(list);
   const bool infinity = said.largest[kInfinity] > 0;
   if (infinity) used_->found_infinity(list);
-  return {.infinity = infinity, .nothing = nothing, .passes = passes_->count(), .parameters = std::move(list)};
+  Found result{.infinity = infinity, .nothing = nothing, .passes = passes_->count(), .parameters = std::move(list)};
+  if (call == kUnscale && !infinity && !nothing) {
+    result.may_be_cleared = !any_is_not_zero(optimizer);
+    if (!ranks) result.marks = marks_of_gradients(result.parameters);
+  }
+  return result;
+}
+
+void GradScaler::check_gradients_since(torch::optim::Optimizer& optimizer, const Found& found) {
+  if (!found.may_be_cleared && !any_is_not_zero(optimizer))
+    throw Error(std::string("GradScaler: this rank ") + kClearedAfter);
+  if (!found.marks.empty() && found.marks != marks_of_gradients(found.parameters) && !all_are_finite(optimizer))
+    throw Error(std::string("GradScaler: this rank ") + kInfiniteAfter);
 }
 
 void GradScaler::check_later_passes(uint64_t identity, const Found& found) {
-  const bool is_mixed = divided_->remove(identity);
+  const bool is_mixed = divided_->use(identity);
   size_t later = 0;
   if (const auto known = found.passes != passes_->count() ? known_gradients(set_of(found.parameters)) : std::nullopt)
     for (const RecordedPass& pass : known->passes)
@@ -239,6 +252,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   TORCH_CHECK(!found.stepped, "GradScaler: step() was already called for this optimizer since the last update()");
   found.stepped = true;
   if (found.infinity) return false;
+  check_gradients_since(optimizer, found);
   optimizer.step();  // one that sums gradients itself has still to learn that there is nothing
   used_->stepped(optimizer);
   return !found.nothing;

@@ -66,4 +66,19 @@ inline bool any_is_not_zero(torch::optim::Optimizer& optimizer) {
   return false;
 }
 
+inline bool all_are_finite(torch::optim::Optimizer& optimizer) {
+  for (const auto& [kind, gradients] : gradients_of(optimizer))
+    for (const at::Tensor& gradient : gradients)
+      if (!at::isfinite(gradient).all().item<bool>()) return false;
+  return true;
+}
+
+/// 0: there is no gradient.
+inline std::vector<uint64_t> marks_of_gradients(const std::vector<at::Tensor>& parameters) {
+  std::vector<uint64_t> marks;
+  for (const at::Tensor& parameter : parameters)
+    marks.push_back(parameter.grad().defined() ? Hash::mixed(mark_of(parameter.grad()), 1) : 0);
+  return marks;
+}
+
 }  // namespace lockstep

@@ -16,6 +16,19 @@ inline constexpr const char* kDividedTwice =
     "gave unscale() or step() an optimizer that has parameters of another one, whose gradients the scaler had divided "
     "already, so they would be divided twice; call unscale() and step() with the same optimizer, and give each "
     "parameter to one optimizer";
+/// A backward has added to gradients that a step() had used, of parameters that no reducer follows.
+inline constexpr const char* kAddedToUsed =
+    "added gradients to those that a step had used, which were divided by the scale already; call zero_grad() before "
+    "the first backward of each step";
+/// The gradients that unscale() had divided are not there in step().
+inline constexpr const char* kClearedAfter =
+    "cleared the gradients of the optimizer between unscale() and step(), as zero_grad() does, so it would not step as "
+    "the other ranks do; call zero_grad() before backward(), or after step()";
+/// So they became after unscale() on a rank that decides alone.
+inline constexpr const char* kInfiniteAfter =
+    "has infinity or NaN in gradients that were finite when unscale() looked for it, as an average with those of "
+    "another rank has; give the scaler the group of the ranks, so that they decide together, or average the gradients "
+    "before unscale()";
 /// Before `call`, unscale() or step(), with gradients that a reducer follows.
 std::string trouble_of_gradients(const char* call, const TensorSet& parameters, const KnownGradients& known,
                                  const ScaledPasses& scaled);

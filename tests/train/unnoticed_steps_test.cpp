@@ -203,6 +203,24 @@ Programs of_losses() {
       nonlinear("DivBackward0", [](const at::Tensor& t) { return at::ones({}) / t; }),
       nonlinear("SigmoidBackward0", [](const at::Tensor& t) { return (t / 1e6).sigmoid(); }),
       nonlinear("MulBackward0", [](const at::Tensor& t) { return t * t / 1e3; }),
+      // A positive factor passes through these, unless a constant is added before.
+      nonlinear("AbsBackward0", [](const at::Tensor& t) { return (t - 5).abs(); }),
+      nonlinear("ReluBackward0", [](const at::Tensor& t) { return at::relu(2 - t); }),
+      nonlinear("LeakyReluBackward0", [](const at::Tensor& t) { return at::leaky_relu(2 * t + at::ones({})); }),
+      nonlinear("MaximumBackward0", [](const at::Tensor& t) { return at::maximum(t, at::ones({})); }),
+      nonlinear("MinimumBackward0", [](const at::Tensor& t) { return at::minimum(at::full({}, 1e9), t); }),
+      nonlinear("FmaxBackward0", [](const at::Tensor& t) { return at::fmax(t, at::ones({})) / 2; }),
+      nonlinear("HypotBackward0", [](const at::Tensor& t) { return at::hypot(t, at::ones({})); }),
+      nonlinear("MaxBackward1",
+                [](const at::Tensor& t) {
+                  return at::stack({t, at::ones({})}).max();
+                }),
+      nonlinear("LinalgVectorNormBackward0",
+                [](const at::Tensor& t) {
+                  return at::linalg_vector_norm(at::addcmul(at::ones({2}), t.expand({2}), at::ones({2})));
+                }),
+      nonlinear("AddcmulBackward0", [](const at::Tensor& t) { return at::addcmul(t, t, t); }),
+      nonlinear("AddcdivBackward0", [](const at::Tensor& t) { return at::addcdiv(t, at::ones({}), t); }),
       {"an_unscaled_part_by_lerp", kBeside,
        [](Side& s) {
          at::lerp(s.scaler.scale(s.loss()), s.loss(1), 0.5).backward();
@@ -216,6 +234,11 @@ Programs of_losses() {
       {"an_unscaled_part_by_addcmul", kBeside,
        [](Side& s) {
          at::addcmul(s.scaler.scale(s.loss()), s.loss(1), at::ones({})).backward();
+         s.scaler.step(s.optimizer);
+       }},
+      {"an_unscaled_product_by_addcmul", kBeside,
+       [](Side& s) {
+         at::addcmul(s.scaler.scale(s.loss()), s.loss(1), at::full({}, 2.F)).backward();
          s.scaler.step(s.optimizer);
        }},
       {"an_unscaled_part_by_copies", kBeside,
@@ -375,6 +398,8 @@ Programs that_are_right() {
          const at::Tensor l = s.scaler.scale(s.loss()), w = at::full({}, 2.F).requires_grad_();
          at::Tensor loss =
              -(-l.abs() * 3 / 3) + at::relu(l) - l.max() + l.expand({2}).mean() * 0 + (l * w.detach()) / 2 - l;
+         loss = at::maximum(loss, 2 * loss) + at::stack({l, l / 2}).amax() + at::addcmul(l, l, at::ones({})) +
+                at::addcdiv(at::ones({}), l, at::ones({})) + (at::relu(l) + 3) - at::minimum(l, l * 3);
          loss = at::where(at::arange(2).eq(0), loss.expand({2}), loss.expand({2}).clone()).to(at::kDouble).sum() / 2;
          loss.backward();
          EXPECT_TRUE(s.scaler.step(s.optimizer));

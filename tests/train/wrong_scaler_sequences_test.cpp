@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -18,6 +19,8 @@ namespace {
 
 using namespace testing;             // NOLINT
 using namespace wrong_scalers_test;  // NOLINT
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 static_assert(!std::is_copy_constructible_v<GradScaler> && !std::is_copy_assignable_v<GradScaler>);
 
@@ -211,8 +214,132 @@ Programs of_steps() {
   };
 }
 
+/// A weight of this rank alone, that no replica follows.
+struct Alone {
+  at::Tensor loss() const { return (weight * weight).sum(); }
+  at::Tensor weight = at::full({3}, 2.F).requires_grad_();
+  torch::optim::SGD optimizer{{weight}, 0.1};
+};
+
+Programs of_gradients_after_unscale() {
+  constexpr const char* kCleared =
+      "GradScaler: this rank cleared the gradients of the optimizer between unscale() and step(), ";
+  constexpr const char* kAdded = "GradScaler: {all} added gradients to those that a step had used, ";
+  const auto cleared = [](const char* name, const char* expected, bool to_none) {
+    return TabledProgram<Side>{name, expected, [to_none](Side& s) {
+                                 s.train(s.optimizer);
+                                 s.before = s.weights();
+                                 s.backward(true);
+                                 s.scaler.unscale(s.optimizer);
+                                 s.optimizer.zero_grad(to_none);
+                                 s.scaler.step(s.optimizer);
+                               }};
+  };
+  return {
+      cleared("cleared_after_unscale", kCleared, true),
+      cleared("set_to_zero_after_unscale", kCleared, false),
+      {"cleared_after_unscale_before_a_sharded_step", kCleared,
+       [](Side& s) {
+         Sharded sharded(s.replica, torch::optim::SGDOptions(0.1));
+         s.backward(true);
+         s.scaler.unscale(sharded);
+         sharded.zero_grad();
+         s.scaler.step(sharded);
+       }},
+      {"never_cleared_without_a_replica", kAdded,
+       [](Side& s) {
+         GradScaler scaler(s.context.group(), {.init_scale = 8});
+         Alone alone;
+         for (int step = 0; step < 2; ++step) {
+           scaler.scale(alone.loss()).backward();
+           scaler.step(alone.optimizer);
+           scaler.update();
+         }
+       }},
+      {"never_cleared_without_a_replica_and_unscaled", kAdded,
+       [](Side& s) {
+         GradScaler scaler(s.context.group(), {.init_scale = 8});
+         Alone alone;
+         for (int step = 0; step < 2; ++step) {
+           scaler.scale(alone.loss()).backward();
+           scaler.unscale(alone.optimizer);
+           scaler.step(alone.optimizer);
+           scaler.update();
+         }
+       }},
+      {"averaged_by_hand_by_a_scaler_of_one_rank", "",
+       [](Side& s) {
+         GradScaler scaler({.init_scale = 8});
+         Alone alone;
+         (scaler.scale(alone.loss()) * (s.odd ? kInfinity : 1)).backward();
+         scaler.unscale(alone.optimizer);
+         s.context.group().all_reduce(alone.weight.mutable_grad());
+         std::string said;
+         try {
+           EXPECT_FALSE(scaler.step(alone.optimizer));
+         } catch (const Error& error) {
+           said = error.what();
+         }
+         EXPECT_EQ(said.find("has infinity or NaN in gradients that were finite when unscale()") == std::string::npos,
+                   s.odd)
+             << said;
+         EXPECT_TRUE(alone.weight.detach().equal(at::full({3}, 2.F)));
+       }},
+  };
+}
+
 Programs that_are_right() {
   return {
+      {"gradients_without_a_replica", "",
+       [](Side& s) {
+         GradScaler scaler(s.context.group(), {.init_scale = 8});
+         Alone alone;
+         for (int step = 0; step < 6; ++step) {
+           if (step % 2 == 0) scaler.scale(alone.loss()).backward();
+           scaler.scale(alone.loss()).backward();
+           if (step % 3 == 0) {
+             scaler.unscale(alone.optimizer);
+             torch::nn::utils::clip_grad_norm_({alone.weight}, 1);
+           }
+           EXPECT_TRUE(scaler.step(alone.optimizer));
+           scaler.update();
+           if (step == 2)
+             alone.weight.mutable_grad().zero_();
+           else
+             alone.optimizer.zero_grad(/*set_to_none=*/step % 2 == 0);
+         }
+       }},
+      {"some_gradients_taken_out_after_unscale", "",
+       [](Side& s) {
+         s.backward(true);
+         s.scaler.unscale(s.optimizer);
+         s.model->parameters().front().mutable_grad() = {};
+         EXPECT_TRUE(s.scaler.step(s.optimizer));
+       }},
+      {"gradients_that_are_all_zeros", "",
+       [](Side& s) {
+         for (int step = 0; step < 2; ++step) {
+           (s.scaler.scale(s.loss()) * 0).backward();
+           if (step == 1) s.scaler.unscale(s.optimizer);
+           EXPECT_TRUE(s.scaler.step(s.optimizer));
+           s.scaler.update();
+           s.optimizer.zero_grad();
+         }
+       }},
+      {"a_gan_without_a_replica", "",
+       [](Side& s) {
+         GradScaler scaler(s.context.group(), {.init_scale = 8});
+         Alone discriminator, generator;
+         for (int step = 0; step < 3; ++step) {
+           discriminator.optimizer.zero_grad();
+           scaler.scale(discriminator.loss()).backward();
+           EXPECT_TRUE(scaler.step(discriminator.optimizer));
+           generator.optimizer.zero_grad();
+           scaler.scale((discriminator.weight * generator.weight).sum()).backward();
+           EXPECT_TRUE(scaler.step(generator.optimizer));
+           scaler.update();
+         }
+       }},
       {"several_losses_and_optimizers", "",  // as in PyTorch's example
        [](Side& s) {
          Pair pair(s.context);
@@ -339,6 +466,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, WrongScalerSequences, ::testing::ValuesIn(engi
 
 TEST_P(WrongScalerSequences, AnotherScaleThanTheGradients) { expect(of_scales()); }
 TEST_P(WrongScalerSequences, GradientsUsedTwiceOrWithTheirScale) { expect(of_steps()); }
+TEST_P(WrongScalerSequences, GradientsThatOthersChanged) { expect(of_gradients_after_unscale()); }
 TEST_P(WrongScalerSequences, RecipesThatAreRightAreNone) { expect(that_are_right()); }
 
 /// The last iteration, after which nothing else can tell.
