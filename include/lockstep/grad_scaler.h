@@ -50,7 +50,7 @@ struct GradScalerOptions {
 /// scales. So is unscale() on some ranks only. Gradients that are scaled by hand, with get_scale(), count as not
 /// scaled: let every loss go through scale(). A part that is added to a scaled loss without scale() is an Error where
 /// LibTorch's own operations add it; so are LibTorch's functions of a scaled loss that are not linear, such as pow()
-/// and clamp(), and losses of two scalers in one backward.
+/// and clamp(), abs(), relu() and max() of one with a constant, and losses of two scalers in one backward.
 ///
 /// Where a DistributedDataParallel reduces the gradients, it is an Error on all ranks that some rank cleared gradients
 /// between backward() and unscale(), or all ranks all of them, or changed their values, as clipping does, or changed
@@ -59,7 +59,9 @@ struct GradScalerOptions {
 ///
 /// An optimizer that is stepped by itself once the gradients are divided is an Error of the next update() or step() if
 /// they hold infinity, which is in the parameters then, or if step() had used them: that is known of LibTorch's SGD on
-/// a CPU, and of the state of its other optimizers, as long as the step comes before the next backward.
+/// a CPU, and of the state of its other optimizers, as long as the step comes before the next backward. So are, on the
+/// rank that does it, gradients that were all cleared between unscale() and step(), and, without such a replica,
+/// gradients that were never cleared after a step, or that became infinite after unscale() on a rank that decides alone.
 ///
 /// Cannot be combined with NonFinitePolicy::kSkip, which removes the gradients before the scaler sees them: an Error of
 /// the first step.
