@@ -129,7 +129,7 @@ class GradScaler {
     /// Of unscale(): its gradients may be zeros in step(), since they were.
     bool may_be_cleared = true;
     /// Of unscale(), of a rank that decides alone: the gradients' (mark_of()).
-    std::vector<uint64_t> marks;
+    std::vector<uint64_t> marks{};
   };
   /// unscale(), or step() which unscales: `call`.
   Found unscale_in(const char* call, torch::optim::Optimizer& optimizer);

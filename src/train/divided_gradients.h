@@ -39,7 +39,7 @@ class DividedGradients {
     std::vector<at::Tensor> parameters;
     std::vector<uint64_t> marks;  ///< of their gradients; empty: no scaled backward is running
     bool is_mixed = false;
-    std::vector<Used> used;  ///< empty: no step() has used them
+    std::vector<Used> used{};  ///< empty: no step() has used them
   };
 
   mutable Mutex mutex_;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/ops/isfinite.h>
 #include <torch/optim/optimizer.h>
 
 #include "reducer/gradient_marks.h"
