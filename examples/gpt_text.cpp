@@ -45,7 +45,7 @@ struct Options {
   std::string prompt = "The ";
   int generate = 200;
   uint64_t seed = 1;
-  bool fully_sharded = false;
+  bool fully_sharded = false, keep_gathered = false;
   std::string json;
   std::string estimate;
 };
@@ -238,7 +238,7 @@ void run(const Options& options, const lockstep::Context& context) {
   Gpt net(options);
   part_by_part.reset();
   if (options.fully_sharded) {
-    lockstep::FullyShardedDataParallel model(net, context);
+    lockstep::FullyShardedDataParallel model(net, context, {.keep_gathered = options.keep_gathered});
     train(options, context, net, model);
   } else {
     lockstep::DistributedDataParallel model(net, context);
@@ -269,7 +269,10 @@ int main(int argc, char** argv) {
   app.add_option("--prompt", options.prompt, "How the text to write begins")->capture_default_str();
   number("--generate", options.generate, "Bytes to write");
   app.add_option("--seed", options.seed, "Seed of weights, order and the text to write")->capture_default_str();
-  app.add_flag("--fully-sharded", options.fully_sharded, "Hold parameters and state once over all machines");
+  auto* const sharded =
+      app.add_flag("--fully-sharded", options.fully_sharded, "Hold parameters and state once over all machines");
+  app.add_flag("--keep-gathered", options.keep_gathered, "Layers that were gathered stay so until the step")
+      ->needs(sharded);
   app.add_option("--json", options.json, "File for the figures of the run");
   app.add_option("--estimate", options.estimate, "Print what memory training takes on MACHINESxRANKS, and end");
   app.footer(lockstep::kRanksHelp);

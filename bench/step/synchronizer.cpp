@@ -80,7 +80,8 @@ class LockstepSharded : public Lockstep {
 
 class LockstepFullySharded : public Fused {
  public:
-  LockstepFullySharded(const std::shared_ptr<Model>& model, const Group& group) : model_(model, group) {}
+  LockstepFullySharded(const std::shared_ptr<Model>& model, const Group& group, const FullyShardedOptions& options)
+      : model_(model, group, options) {}
   std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name,
                                                           const std::vector<at::Tensor>& /*parameters*/) override {
     const FullySharded& model = model_;
@@ -161,7 +162,10 @@ std::unique_ptr<Synchronizer> attach(const std::string& system, const std::share
   if (system == "side_by_side_fused") return std::make_unique<Fused>();
   if (system == "lockstep_sharded") return std::make_unique<LockstepSharded>(model, group, /*shared_parameters=*/false);
   if (system == "lockstep_shared") return std::make_unique<LockstepSharded>(model, group, /*shared_parameters=*/true);
-  if (system == "lockstep_fully_sharded") return std::make_unique<LockstepFullySharded>(model, group);
+  if (system == "lockstep_fully_sharded")
+    return std::make_unique<LockstepFullySharded>(model, group, FullyShardedOptions{});
+  if (system == "lockstep_fully_sharded_kept")
+    return std::make_unique<LockstepFullySharded>(model, group, FullyShardedOptions{.keep_gathered = true});
   if (system == "lockstep") return std::make_unique<Lockstep>(model, group);
   if (system == "lockstep_bf16")  // the hook on every rank's gradients, to compare with
     return std::make_unique<Lockstep>(model, group, bf16_compress_hook());

@@ -28,11 +28,21 @@ struct FullyShardedStats {
   int64_t sent_bytes = 0;       ///< by this rank to other machines, so far
 };
 
+/// The same on all ranks.
+struct FullyShardedOptions {
+  /// Units stay gathered from forward to the step, so that backward gathers nothing: a third fewer bytes between
+  /// machines, as many as data parallel ranks send, for memory of all parameters once on each machine.
+  bool keep_gathered = false;
+  /// How many units are on their way while one is in use, from 0 to 8. Each needs memory for the largest unit, once on
+  /// each machine, unless units stay gathered.
+  int prefetch = 1;
+};
+
 /// FullyShardedDataParallel without the type of the module. Call methods on the thread that made the object, between
 /// backward passes. Every rank calls each of them.
 class FullySharded : public detail::ShardedModel, public detail::StateInSlices {
  public:
-  FullySharded(std::shared_ptr<torch::nn::Module> module, const Group& group);
+  FullySharded(std::shared_ptr<torch::nn::Module> module, const Group& group, const FullyShardedOptions& options);
   ~FullySharded() override;
   FullySharded(const FullySharded&) = delete;
   FullySharded& operator=(const FullySharded&) = delete;
@@ -71,7 +81,8 @@ class FullySharded : public detail::ShardedModel, public detail::StateInSlices {
 /// Trains one model on all ranks of a group, and holds its parameters, gradients and optimizer state once over all
 /// ranks: each rank has its part of every unit, a layer made as ShardedUnit. A unit's parameters are gathered from the
 /// other machines before they are used, in forward and in backward, into memory that a machine's ranks share, and are
-/// given up after that. What is in no unit stays gathered. docs/large_models.md says what that costs.
+/// given up after that (FullyShardedOptions). What is in no unit stays gathered. docs/large_models.md says what that
+/// costs.
 ///
 ///     Gpt net(options);                                              // with layers made as
 ///     lockstep::ShardedUnit<Layer> lockstep::FullyShardedDataParallel model(net, context);
@@ -92,10 +103,10 @@ class FullyShardedDataParallel : public FullySharded {
   static_assert(!detail::ModuleOnStack<Module>, LOCKSTEP_MODULE_ON_STACK);
 
  public:
-  FullyShardedDataParallel(Module module, const Context& context)
-      : FullyShardedDataParallel(std::move(module), context.group()) {}
-  FullyShardedDataParallel(Module module, const Group& group)
-      : FullySharded(detail::pointer_of(module), group), module_(std::move(module)) {}
+  FullyShardedDataParallel(Module module, const Context& context, const FullyShardedOptions& options = {})
+      : FullyShardedDataParallel(std::move(module), context.group(), options) {}
+  FullyShardedDataParallel(Module module, const Group& group, const FullyShardedOptions& options = {})
+      : FullySharded(detail::pointer_of(module), group, options), module_(std::move(module)) {}
 
   /// The module's forward.
   template <typename... Arguments>

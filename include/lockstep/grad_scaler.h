@@ -61,7 +61,8 @@ struct GradScalerOptions {
 /// they hold infinity, which is in the parameters then, or if step() had used them: that is known of LibTorch's SGD on
 /// a CPU, and of the state of its other optimizers, as long as the step comes before the next backward. So are, on the
 /// rank that does it, gradients that were all cleared between unscale() and step(), and, without such a replica,
-/// gradients that were never cleared after a step, or that became infinite after unscale() on a rank that decides alone.
+/// gradients that were never cleared after a step, or that became infinite after unscale() on a rank that decides
+/// alone.
 ///
 /// Cannot be combined with NonFinitePolicy::kSkip, which removes the gradients before the scaler sees them: an Error of
 /// the first step.

@@ -48,8 +48,9 @@ void check_same_state(const Group& group, const StateDict& state) {
 
 }  // namespace
 
-FullySharded::FullySharded(std::shared_ptr<torch::nn::Module> module, const Group& group)
-    : state_(std::make_shared<State>(std::move(module), group)) {
+FullySharded::FullySharded(std::shared_ptr<torch::nn::Module> module, const Group& group,
+                           const FullyShardedOptions& options)
+    : state_(std::make_shared<State>(std::move(module), group, options)) {
   state_->attach();
 }
 FullySharded::~FullySharded() = default;

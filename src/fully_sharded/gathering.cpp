@@ -8,13 +8,17 @@
 
 namespace lockstep::fully_sharded {
 
-Gathering::Gathering(const MachineGroups& groups, std::deque<Unit>& units, UseCheck& check)
-    : groups_(groups), units_(units), check_(check) {
-  int64_t bytes = 0;
+Gathering::Gathering(const MachineGroups& groups, std::deque<Unit>& units, UseCheck& check,
+                     const FullyShardedOptions& options)
+    : groups_(groups), units_(units), check_(check), options_(options) {
+  int64_t largest = 0;
   for (const Unit& unit : units_)
-    if (!unit.stays_gathered()) bytes = std::max(bytes, unit.bytes());
-  if (bytes == 0) return;
-  for (Slot& slot : slots_) slot.memory = groups_.allocate_together(bytes, at::kByte);
+    if (!unit.stays_gathered()) largest = std::max(largest, unit.bytes());
+  if (largest == 0) return;
+  slots_.resize(options_.keep_gathered ? units_.size() : static_cast<size_t>(options_.prefetch) + 1);
+  for (size_t i = 0; i < slots_.size(); ++i)
+    if (!options_.keep_gathered || !units_[i].stays_gathered())
+      slots_[i].memory = groups_.allocate_together(options_.keep_gathered ? units_[i].bytes() : largest, at::kByte);
 }
 
 Gathering::~Gathering() {
@@ -55,6 +59,15 @@ void Gathering::finish(Slot& slot) {
   check_.finish_before(under_way.word, under_way.rows);
 }
 
+Gathering::Slot& Gathering::free_slot(size_t for_unit, const std::vector<size_t>& needed) {
+  if (options_.keep_gathered) return slots_[for_unit];
+  const auto is_free = [&](const Slot& slot) {
+    return &slot != last_ && (!slot.unit || std::find(needed.begin(), needed.end(), *slot.unit) == needed.end());
+  };
+  const auto found = std::find_if(slots_.begin(), slots_.end(), is_free);
+  return found == slots_.end() ? slots_.front() : *found;
+}
+
 Gathering::Slot& Gathering::bring(size_t unit, What what) {
   Slot* slot = slot_of(unit);
   const bool expected = slot != nullptr;
@@ -62,37 +75,43 @@ Gathering::Slot& Gathering::bring(size_t unit, What what) {
   // All ranks of the machine have left the unit before, and their rails' pieces of this one are there.
   if (groups_.here() != nullptr) check_.meet(*groups_.here(), unit, what);
   if (!expected) {
-    slot = &slots_[1 - last_slot_];
+    slot = &free_slot(unit, {});
     finish(*slot);
     start(*slot, unit, what);
     finish(*slot);
     if (groups_.here() != nullptr) check_.meet(*groups_.here(), unit, what);
   }
-  last_slot_ = static_cast<size_t>(slot - slots_.data());
+  last_ = slot;
   return *slot;
 }
 
-std::optional<size_t> Gathering::next_after(const Use& use) const {
-  const auto found = learned_.find(use);
-  return found == learned_.end() ? std::nullopt : std::optional(found->second.second);
+void Gathering::start_next(const Use& use) {
+  std::vector<size_t> needed;
+  auto place = learned_.find(use);
+  for (int ahead = 0; ahead < options_.prefetch && place != learned_.end(); ++ahead) {
+    const size_t next = place->second.second;
+    if (slot_of(next) == nullptr) {
+      Slot& slot = free_slot(next, needed);
+      finish(slot);
+      start(slot, next, What::kForward);
+    }
+    needed.push_back(next);
+    place = learned_.find(place->second);
+  }
 }
 
 void Gathering::use(size_t number, What what, bool learn) {
   const Use use{what, number};
   if (open_ && *open_ != number) close(*open_);
-  if (learn && last_) learned_[*last_] = use;
+  if (learn && learned_last_) learned_[*learned_last_] = use;
   // Until backward has been seen it is taken to go the way of forward, in reverse.
-  if (learn && last_ && what == What::kForward && last_->first == What::kForward)
-    learned_.try_emplace({What::kBackward, number}, Use{What::kBackward, last_->second});
-  if (learn) last_ = use;
+  if (learn && learned_last_ && what == What::kForward && learned_last_->first == What::kForward)
+    learned_.try_emplace({What::kBackward, number}, Use{What::kBackward, learned_last_->second});
+  if (learn) learned_last_ = use;
   Slot& slot = bring(number, what);
   units_[number].open(memory_of(slot));
   open_ = number;
-  const auto next = next_after(use);
-  if (!next || slot_of(*next) != nullptr) return;
-  Slot& free = slots_[1 - last_slot_];
-  finish(free);
-  start(free, *next, What::kForward);
+  start_next(use);
 }
 
 void Gathering::close(size_t unit) {
@@ -103,8 +122,7 @@ void Gathering::close(size_t unit) {
 
 const at::Tensor& Gathering::read(size_t unit) {
   if (open_) close(*open_);
-  bring(unit, What::kForward);
-  return slots_[last_slot_].memory;
+  return bring(unit, What::kForward).memory;
 }
 
 void Gathering::forget() {

@@ -1,9 +1,12 @@
 #pragma once
 
-#include <array>
 #include <deque>
 #include <map>
 #include <optional>
+#include <utility>
+#include <vector>
+
+#include <lockstep/fully_sharded_data_parallel.h>
 
 #include "fully_sharded/machine_groups.h"
 #include "fully_sharded/unit.h"
@@ -11,19 +14,20 @@
 
 namespace lockstep::fully_sharded {
 
-/// Brings units together from the machines' parts, one ahead of the one in use.
+/// Brings units together from the machines' parts, some ahead of the one in use.
 ///
-/// There are two slots of memory that a machine's ranks share, each as large as the largest unit, whatever the number
-/// of units: a unit that was used gives its slot up for the unit after the next. Before a rank uses a unit it meets the
-/// others of its machine; then none of them still reads the unit before, so the next unit may come into that one's
-/// slot while this one computes. Which is the next is what came next the last time.
+/// There are slots of memory that a machine's ranks share, for the unit in use and those ahead, each as large as the
+/// largest unit, whatever the number of units: a unit that was used gives its slot up. Units that stay gathered have a
+/// slot each. Before a rank uses a unit it meets the others of its machine; then none of them still reads a unit
+/// before, so others may come into those slots while this one computes. Which come next is what came next the last
+/// time.
 ///
 /// Every rank calls everything here in the same order (UseCheck), on the thread that trains; the engine's threads carry
 /// out what is under way.
 class Gathering {
  public:
   using What = UseCheck::What;
-  Gathering(const MachineGroups& groups, std::deque<Unit>& units, UseCheck& check);
+  Gathering(const MachineGroups& groups, std::deque<Unit>& units, UseCheck& check, const FullyShardedOptions& options);
   ~Gathering();
   Gathering(const Gathering&) = delete;
   Gathering& operator=(const Gathering&) = delete;
@@ -58,15 +62,20 @@ class Gathering {
   void finish(Slot& slot);
   /// The slot holds the unit, for all ranks of the machine.
   Slot& bring(size_t unit, What what);
-  std::optional<size_t> next_after(const Use& use) const;
+  /// One that none of these units is in, nor the unit that was used last. REQUIRES: all ranks of the machine have left
+  /// every other unit.
+  Slot& free_slot(size_t for_unit, const std::vector<size_t>& needed);
+  /// Those that come after this use are on their way.
+  void start_next(const Use& use);
 
   const MachineGroups& groups_;
   std::deque<Unit>& units_;
   UseCheck& check_;
-  std::array<Slot, 2> slots_;
-  size_t last_slot_ = 0;  ///< of the unit that was used last
+  const FullyShardedOptions options_;
+  std::vector<Slot> slots_;     ///< of units that stay gathered, one for each, by its number
+  const Slot* last_ = nullptr;  ///< of the unit that was used last
   std::optional<size_t> open_;
-  std::optional<Use> last_;  ///< that was learned
+  std::optional<Use> learned_last_;
   std::map<Use, Use> learned_;
   int64_t gathers_ = 0, bytes_sent_ = 0;
 };

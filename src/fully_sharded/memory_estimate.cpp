@@ -72,9 +72,10 @@ std::vector<MemoryNeed> estimate_memory(const torch::nn::Module& module, const M
   add("with .shared_parameters = true", gradients, parameters + state / machines);
   // Of a unit, each rank has its own gradients in autograd and where they are added up; nothing is gathered on one
   // machine.
-  if (largest > 0)
-    add("FullyShardedDataParallel", (parameters + gradients + state) / all + 2 * largest,
-        largest + (machines > 1 ? 2 * largest + rest : 0));
+  if (largest == 0) return needs;
+  const int64_t own = (parameters + gradients + state) / all + 2 * largest;
+  add("FullyShardedDataParallel", own, largest + (machines > 1 ? 2 * largest + rest : 0));
+  if (machines > 1) add("with .keep_gathered = true", own, largest + parameters);
   return needs;
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
+#include "base/first_difference.h"
 #include "base/loop_begin.h"
 #include "collectives/group_state.h"
 #include "fully_sharded/early_unit.h"
@@ -22,10 +23,23 @@ using What = fully_sharded::UseCheck::What;
 
 namespace {
 
-const Group& checked(const Group& group) {
+/// Throws on all ranks where the options differ, or are none.
+const Group& checked(const Group& group, const FullyShardedOptions& options) {
   TORCH_CHECK(several_virtual_ranks(group) == nullptr,
               "FullyShardedDataParallel: ranks that work for several virtual ranks each are not served yet; start as "
               "many ranks as virtual ranks");
+  constexpr int kMostAhead = 8;
+  const OperationLabel label("FullyShardedDataParallel()");
+  const std::string trouble = fully_sharded::trouble_of([&] {
+    TORCH_CHECK(options.prefetch >= 0 && options.prefetch <= kMostAhead, "FullyShardedDataParallel: prefetch is ",
+                options.prefetch, "; it must be from 0 to ", kMostAhead);
+  });
+  const std::string own = std::string("keep_gathered = ") + (options.keep_gathered ? "true" : "false") +
+                          "\nprefetch = " + std::to_string(options.prefetch);
+  const std::string difference = first_difference("option", fully_sharded::tell_all(group, trouble, own));
+  if (!difference.empty())
+    throw Error("the ranks make a FullyShardedDataParallel with different options: " + difference +
+                ". Every rank gives the same");
   return group;
 }
 
@@ -75,14 +89,15 @@ void make(std::deque<Unit>& units, const fully_sharded::FoundUnits& found, const
 
 }  // namespace
 
-FullySharded::State::State(std::shared_ptr<torch::nn::Module> module, const Group& group)
+FullySharded::State::State(std::shared_ptr<torch::nn::Module> module, const Group& group,
+                           const FullyShardedOptions& options)
     : module_(checked(std::move(module))),
-      found_(fully_sharded::find_units(*module_, checked(group))),
+      found_(fully_sharded::find_units(*module_, checked(group, options))),
       groups_(groups_for(found_, group)),
       watch_(*groups_, ++state_of(group).replicas),
       check_(names_of(found_), group.rank(), state_of(group).replicas),
       edits_(module_, (make(units_, found_, *groups_), units_), check_.model()),
-      gathering_(*groups_, units_, check_),
+      gathering_(*groups_, units_, check_, options),
       gradients_(*groups_, units_, check_),
       uses_(units_.size()) {
   for (Unit& unit : units_)

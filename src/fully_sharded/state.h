@@ -36,7 +36,7 @@ namespace lockstep {
 /// nothing of a later one is left to run, its gradients included.
 class FullySharded::State final : public detail::UnitCalls, public std::enable_shared_from_this<State> {
  public:
-  State(std::shared_ptr<torch::nn::Module> module, const Group& group);
+  State(std::shared_ptr<torch::nn::Module> module, const Group& group, const FullyShardedOptions& options);
   ~State() override;
   State(const State&) = delete;
   State& operator=(const State&) = delete;

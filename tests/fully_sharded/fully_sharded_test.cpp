@@ -59,7 +59,7 @@ std::string trained_by(auto& model, SmallGpt& net, const Context& context, const
 }
 
 template <typename Options>
-void compare(const Engine& engine, const Options& options, bool clip) {
+void compare(const Engine& engine, const Options& options, bool clip, const FullyShardedOptions& sharded = {}) {
   const TemporaryFolder folder;
   const std::string path = folder.path() / "expected";
   run_alike({engine.world_size, engine.world_size == 1 ? "" : "shm"}, [&](Context& context) {
@@ -71,7 +71,7 @@ void compare(const Engine& engine, const Options& options, bool clip) {
   run_alike(engine, [&](Context& context) {
     SmallGpt net(kLayers);
     if (context.rank() != 0) torch::nn::init::constant_(net->head->bias, 5);  // rank 0's count
-    FullyShardedDataParallel model(net, context);
+    FullyShardedDataParallel model(net, context, sharded);
     const std::string all = trained_by(model, net, context, options, clip, [&] { return model.state_dict(); });
     std::string expected;
     std::getline(std::ifstream(path), expected);
@@ -84,6 +84,61 @@ void compare(const Engine& engine, const Options& options, bool clip) {
 
 TEST_P(FullyShardedOn, HasTheBitsOfTheShardedOptimizer) {
   compare(GetParam(), AdamWOptions(0.01).weight_decay(0.1), /*clip=*/true);
+}
+
+TEST_P(FullyShardedOn, HasTheSameBitsWhateverStaysOrComesAhead) {
+  compare(GetParam(), AdamWOptions(0.01), /*clip=*/true, {.keep_gathered = true});
+  for (const int prefetch : {0, 3})
+    compare(GetParam(), SGDOptions(0.1).momentum(0.9), /*clip=*/true, {.prefetch = prefetch});
+}
+
+TEST(FullyShardedOptionsTest, UnitsThatStayGatheredAreGatheredOnceAStep) {
+  for (const Engine& engine : {Engine{2, "hierarchical", "ab"}, Engine{4, "hierarchical", "aabb"}})
+    run_alike(engine, [](Context& context) {
+      const auto sent_in_a_step = [&](const FullyShardedOptions& options) {
+        SmallGpt net(kLayers);
+        FullyShardedDataParallel model(net, context, options);
+        ZeroRedundancyOptimizer optimizer(model, SGDOptions(0.1));
+        int64_t before = 0;
+        for (int step = 0; step < 3; ++step) {
+          before = model.stats().sent_bytes;
+          optimizer.zero_grad();
+          const at::Tensor data = text_of(step, context.rank());
+          loss_of(model(data, step), data).backward();
+          optimizer.step();
+        }
+        {  // what was gathered is right until the next step
+          const torch::NoGradGuard no_grad;
+          model(text_of(9, context.rank()), 9);
+          const int64_t gathers = model.stats().gathers;
+          model(text_of(9, context.rank()), 9);
+          EXPECT_EQ(model.stats().gathers == gathers, options.keep_gathered);
+        }
+        const FullyShardedStats stats = model.stats();
+        EXPECT_EQ(stats.gathered_bytes > stats.parameter_bytes, options.keep_gathered);
+        return stats.sent_bytes - before;
+      };
+      const int64_t once = sent_in_a_step({.keep_gathered = true}), twice = sent_in_a_step({});
+      // The gradients, and what was gathered once or, but for two of the units, twice.
+      EXPECT_LT(static_cast<double>(once), 0.9 * static_cast<double>(twice));
+    });
+}
+
+TEST(FullyShardedOptionsTest, RanksMustAgree) {
+  for (const Engine& engine : {Engine{2, "shm"}, Engine{2, "gloo"}, Engine{4, "hierarchical", "aabb"}})
+    run_alike(engine, [](Context& context) {
+      SmallGpt net(1);
+      const bool odd = context.rank() == context.world_size() - 1;
+      const auto making = [&](const FullyShardedOptions& options) {
+        return complaint([&] { FullyShardedDataParallel(net, context, options); });
+      };
+      const std::string kept = making({.keep_gathered = odd}), ahead = making({.prefetch = odd ? 2 : 1}),
+                        too_many = making({.prefetch = odd ? 9 : 1});
+      EXPECT_NE(kept.find("the ranks make a FullyShardedDataParallel with different options: "), std::string::npos)
+          << kept;
+      EXPECT_NE(ahead.find("`prefetch = 2` on "), std::string::npos) << ahead;
+      EXPECT_NE(too_many.find("prefetch is 9; it must be from 0 to 8"), std::string::npos) << too_many;
+    });
 }
 
 TEST_P(FullyShardedOn, StepsLikeSgd) {

@@ -21,7 +21,7 @@ constexpr int64_t kMiB = 1 << 20, kAll = 4 * kMiB + kMiB / 4;
 
 TEST(EstimateMemory, CountsWhatEachWayHolds) {
   const auto needs = estimate_memory(*model(), {.machines = 2, .ranks_per_machine = 2, .activation_bytes = 7});
-  ASSERT_EQ(needs.size(), 4);
+  ASSERT_EQ(needs.size(), 5);
   EXPECT_EQ(needs[0].name, "DistributedDataParallel");
   EXPECT_EQ(needs[0].rank_bytes, 4 * kAll + 7);
   EXPECT_EQ(needs[0].shared_bytes, 0);
@@ -33,10 +33,14 @@ TEST(EstimateMemory, CountsWhatEachWayHolds) {
   EXPECT_EQ(needs[3].rank_bytes, kAll + 2 * kMiB + 7);
   EXPECT_EQ(needs[3].shared_bytes, 3 * kMiB + kMiB / 4);
   EXPECT_EQ(needs[3].machine_bytes, 2 * needs[3].rank_bytes + needs[3].shared_bytes);
+  EXPECT_EQ(needs[4].name, "with .keep_gathered = true");
+  EXPECT_EQ(needs[4].rank_bytes, needs[3].rank_bytes);
+  EXPECT_EQ(needs[4].shared_bytes, kMiB + kAll);
 }
 
 TEST(EstimateMemory, NothingIsGatheredOnOneMachine) {
   const auto needs = estimate_memory(*model(), {.ranks_per_machine = 2});
+  ASSERT_EQ(needs.size(), 4);
   EXPECT_EQ(needs[3].shared_bytes, kMiB);
   EXPECT_EQ(needs[3].rank_bytes, 2 * kAll + 2 * kMiB);
 }
