@@ -313,7 +313,7 @@ Programs that_are_right() {
        [](Side& s) {
          s.backward(true);
          s.scaler.unscale(s.optimizer);
-         s.model->parameters().front().mutable_grad() = {};
+         s.model->parameters().front().mutable_grad().reset();
          EXPECT_TRUE(s.scaler.step(s.optimizer));
        }},
       {"gradients_that_are_all_zeros", "",
