@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import time
 
@@ -166,6 +167,32 @@ class ElasticHosts(OneCommandTest):
 
     def test_a_machine_is_lost_under_a_sharded_optimizer_with_shared_parameters(self):
         self.goes_on_without(self.lose_machine, "shared")
+
+    def test_a_machine_is_lost_under_a_fully_sharded_model(self):
+        """Which is saved on disk alone, in slices: half the ranks, on one machine, go on as half the ranks that resume there do."""
+        with open("/usr/share/common-licenses/GPL-3", "rb") as whole, open(os.path.join(self.folder, "text"), "wb") as part:
+            part.write(whole.read(6000))
+
+        def training(name, states):
+            return ["--log-dir", name, "--", os.path.join(BIN, "gpt_text"), "--fully-sharded", "--text", "text", "--generate", 1, "--epochs", 8,
+                    "--width", 32, "--heads", 2, "--layers", 3, "--block-length", 32, "--folder", states, "--json", name + ".json"]
+        states = os.path.join(self.folder, "states")
+        with Hosts() as hosts:
+            process = self.begin(*hosts.lockstep_run((2, 2), "--elastic", "2:4", "--max-restarts", 1, *training("whole", "states")))
+            deadline = time.monotonic() + 60
+            while not os.path.isdir(states) or len(os.listdir(states)) < 3:
+                self.assertIsNone(process.poll())
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.02)
+            self.lose_machine(hosts)
+            shutil.copytree(states, os.path.join(self.folder, "copied"))
+            output = self.ended(process, 0, 120)
+            self.assertIn("a machine is gone; its 2 ranks are left out", output)
+            self.assertEqual([start["ranks"] for start in self.starts("whole")], [4, 2], output)
+            self.no_process_on(hosts)
+        self.ended(self.begin(LOCKSTEP, "run", "-n", 2, *training("half", "copied")), 0)
+        whole, half = self.read("whole"), self.read("half")
+        self.assertEqual((whole["steps"], whole["parameters_hash"]), (half["steps"], half["parameters_hash"]))
 
     def test_a_machine_that_was_started_by_hand_is_lost(self):
         self.goes_on_without(self.lose_machine, by_hand=True)
