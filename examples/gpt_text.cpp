@@ -45,7 +45,7 @@ struct Options {
   std::string prompt = "The ";
   int generate = 200;
   uint64_t seed = 1;
-  bool fully_sharded = false, keep_gathered = false;
+  bool fully_sharded = false, keep_gathered = false, checkpoint_activations = false;
   std::string json;
   std::string estimate;
 };
@@ -80,7 +80,7 @@ struct LayerImpl : torch::nn::Module {
 TORCH_MODULE(Layer);
 
 struct GptImpl : torch::nn::Module {
-  explicit GptImpl(const Options& options) {
+  explicit GptImpl(const Options& options) : segments(options.checkpoint_activations ? options.layers : 1) {
     const int64_t width = options.width;
     register_module("tokens", tokens = torch::nn::Embedding(kVocabulary, width));
     register_module("places", places = torch::nn::Embedding(options.block_length, width));
@@ -92,10 +92,12 @@ struct GptImpl : torch::nn::Module {
   /// text int64 [n, length]; returns scores of the next byte [n, length, 256].
   torch::Tensor forward(const torch::Tensor& text) {
     const torch::Tensor place = torch::arange(text.size(1), text.options());
-    return head(norm(layers->forward(tokens(text) + places(place))));
+    const torch::Tensor x = tokens(text) + places(place);
+    return head(norm(lockstep::checkpoint_sequential(layers, segments, x)));
   }
   torch::nn::Embedding tokens{nullptr}, places{nullptr};
   torch::nn::Sequential layers;
+  const int segments;  ///< of the layers; backward computes the activations of all but the last again
   torch::nn::LayerNorm norm{nullptr};
   torch::nn::Linear head{nullptr};
 };
@@ -273,6 +275,8 @@ int main(int argc, char** argv) {
       app.add_flag("--fully-sharded", options.fully_sharded, "Hold parameters and state once over all machines");
   app.add_flag("--keep-gathered", options.keep_gathered, "Layers that were gathered stay so until the step")
       ->needs(sharded);
+  app.add_flag("--checkpoint-activations", options.checkpoint_activations, "Compute activations again in backward")
+      ->excludes(sharded);
   app.add_option("--json", options.json, "File for the figures of the run");
   app.add_option("--estimate", options.estimate, "Print what memory training takes on MACHINESxRANKS, and end");
   app.footer(lockstep::kRanksHelp);

@@ -4,6 +4,7 @@
 
 #include <lockstep/cxx20.h>
 
+#include <lockstep/activation_checkpoint.h>
 #include <lockstep/assert_equal.h>
 #include <lockstep/autocast.h>
 #include <lockstep/checkpoint.h>

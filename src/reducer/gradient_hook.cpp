@@ -366,6 +366,8 @@ bool is_held_elsewhere(const at::Tensor& tensor) {
 
 void tell_unused_wrappers(bool (*is_unused)(const at::Tensor& tensor)) { unused_wrapper = is_unused; }
 
+bool gradients_go_to_all_leaves() { return torch::autograd::Engine::get_base_engine().is_checkpoint_valid(); }
+
 int current_backward() { return torch::autograd::get_current_graph_task_id(); }
 
 }  // namespace lockstep

@@ -131,6 +131,9 @@ void tell_unused_wrappers(bool (*is_unused)(const at::Tensor& tensor));
 /// A number that identifies the backward running on this thread.
 int current_backward();
 
+/// Whether the backward running on this thread computes all gradients, not those of some tensors alone.
+bool gradients_go_to_all_leaves();
+
 /// Wraps the process's autograd engine, once, to see every backward.
 void watch_engine();
 

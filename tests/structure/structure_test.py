@@ -41,7 +41,7 @@ MAY_INCLUDE = {
 }
 # Public header -> the folder under src/ that answers for it.
 HEADERS = {
-    "base": "cxx20 error",
+    "base": "cxx20 error module_on_stack",
     "observe": "observer progress reduction_stats",
     "launch": "spawn",
     "collectives": "group named_tensors state_dict",
@@ -51,9 +51,9 @@ HEADERS = {
     "reducer": "backward_passes comm_hook gradient_reduction non_finite_policy",
     "checkpoint": "checkpoint checkpointer group_options has_state master_weights state_in_slices",
     "nn": "sync_batch_norm",
-    "train": "autocast ema evaluate gather_for_metrics grad_scaler lr_scheduler metrics parameter_groups schedule",
+    "train": "activation_checkpoint autocast ema evaluate gather_for_metrics grad_scaler lr_scheduler metrics parameter_groups schedule",
     "context": "context device heartbeat mpi program rank_zero",
-    "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options module_on_stack replica",
+    "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options replica",
     "optim": "elementwise_optimizers sharded_model stepper zero_redundancy_optimizer",
     "fully_sharded": "fully_sharded_data_parallel memory_estimate sharded_initialization sharded_unit",
     "pipeline": "pipeline",
