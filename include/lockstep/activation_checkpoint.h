@@ -62,8 +62,7 @@ const auto& replaced(const Input& input, const std::vector<at::Tensor>& given, s
 
 /// `call` with the inputs, checkpointed.
 template <typename Call, typename... Inputs>
-auto checkpointed_call(Call call, std::vector<std::shared_ptr<torch::nn::Module>> modules,
-                       const Inputs&... inputs) {
+auto checkpointed_call(Call call, std::vector<std::shared_ptr<torch::nn::Module>> modules, const Inputs&... inputs) {
   using Result = std::remove_cvref_t<std::invoke_result_t<Call&, const Inputs&...>>;
   if (!at::GradMode::is_enabled()) return Result(call(inputs...));
   std::vector<at::Tensor> tensors;
@@ -117,22 +116,22 @@ class CheckpointedLayer<Module, Result (Base::*)(Arguments...) const>
 /// activations (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; PyTorch's
 /// torch.utils.checkpoint). Takes less memory for about a third more time. The gradients are the same bits.
 ///
-///     x = lockstep::checkpoint(block, x);                                             // a module holder, or shared_ptr
-///     auto [a, b] = lockstep::checkpoint([net](const at::Tensor& x, int n) { ... }, x, 3);
+///     x = lockstep::checkpoint(block, x);                                             // a module holder, or
+///     shared_ptr auto [a, b] = lockstep::checkpoint([net](const at::Tensor& x, int n) { ... }, x, 3);
 ///
 /// Returns what the function returns: a tensor, or a vector or tuple of tensors. Gradients flow to the inputs that are
 /// tensors, and to whatever the function reads; other inputs are copied. The function lives until backward is over, so
 /// it holds by value what it needs. Calls may be nested, and any number of outputs may be left out of the loss. The
-/// second call has the random numbers of the first, on the devices of the inputs too, and its autocast(). Buffers that a
-/// module changes in forward, such as running statistics, are changed once; those of a module that a function calls are
-/// changed twice. A DistributedDataParallel reduces the gradients as ever. No message of its own: layers that
+/// second call has the random numbers of the first, on the devices of the inputs too, and its autocast(). Buffers that
+/// a module changes in forward, such as running statistics, are changed once; those of a module that a function calls
+/// are changed twice. A DistributedDataParallel reduces the gradients as ever. No message of its own: layers that
 /// communicate in forward, as synchronized batch norms do, communicate again in backward, so every rank checkpoints the
 /// same.
 ///
 /// Backward throws c10::Error if the second call returns tensors of other shapes or types; if a module's parameters
 /// were changed, or its training mode, since the first call; with create_graph; and for autograd::grad() and
-/// backward(inputs), which ask for some gradients only. A ShardedUnit cannot be checkpointed. Without grad mode, it is a
-/// plain call.
+/// backward(inputs), which ask for some gradients only. A ShardedUnit cannot be checkpointed. Without grad mode, it is
+/// a plain call.
 template <typename Function, typename... Inputs>
 auto checkpoint(Function function, const Inputs&... inputs) {
   static_assert(!detail::ModuleOnStack<Function>, LOCKSTEP_MODULE_ON_STACK);

@@ -16,6 +16,7 @@
 
 #include "base/mutex.h"
 #include "reducer/followed_result.h"
+#include "reducer/whole_backward.h"
 
 namespace lockstep {
 namespace {
@@ -196,6 +197,7 @@ class WatchedEngine final : public torch::autograd::Engine {
                         bool create_graph, bool accumulate_grad, const torch::autograd::edge_list& outputs) override {
     if (!torch::autograd::get_current_node()) BackwardWatch::begin();
     tell_followed_results(roots);
+    check_whole_backward(roots, outputs);
     return engine_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(

@@ -17,6 +17,7 @@
 #include <lockstep/autocast.h>
 
 #include "reducer/gradient_hook.h"
+#include "reducer/whole_backward.h"
 
 namespace lockstep::detail {
 namespace {
@@ -149,7 +150,16 @@ class KeptBuffers {
 /// A call that is made again.
 struct Call : torch::CustomClassHolder {
   Call(Segment the_segment, Modules the_modules, const std::vector<at::Tensor>& inputs)
-      : segment(std::move(the_segment)), modules(std::move(the_modules)), surroundings(inputs), marks(modules) {}
+      : segment(std::move(the_segment)), modules(std::move(the_modules)), surroundings(inputs), marks(modules) {
+    for (const at::Tensor& input : inputs) defined.push_back(input.defined());
+  }
+  /// Those among the inputs are undefined again that were.
+  variable_list all_inputs(const variable_list& defined_ones) const {
+    variable_list all;
+    auto next = defined_ones.begin();
+    for (const bool is_there : defined) all.push_back(is_there ? *next++ : at::Tensor());
+    return all;
+  }
   /// Of what the first call has returned.
   static std::string description(const std::vector<at::Tensor>& outputs) {
     std::string text;
@@ -163,18 +173,19 @@ struct Call : torch::CustomClassHolder {
   const Modules modules;
   const Surroundings surroundings;
   const ModuleMarks marks;
+  std::vector<bool> defined;  ///< which of the inputs are; autograd takes no others
   std::string returned;
 };
 
 class Checkpoint : public torch::autograd::Function<Checkpoint> {
  public:
   static variable_list forward(AutogradContext* context, const c10::intrusive_ptr<Call>& call,
-                               const at::Tensor& /*in_graph*/, const variable_list& inputs) {
+                               const at::Tensor& /*in_graph*/, at::TensorList inputs) {
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     context->set_materialize_grads(false);
-    context->save_for_backward(inputs);
+    context->save_for_backward(inputs.vec());
     const WithoutCastCache without_cache;
-    variable_list outputs = call->segment(inputs);
+    variable_list outputs = call->segment(call->all_inputs(inputs.vec()));
     call->returned = Call::description(outputs);
     return outputs;
   }
@@ -190,11 +201,10 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
     check_unchanged(call->modules, call->marks);
     const variable_list saved = context->get_saved_variables();
     variable_list inputs;
-    for (const at::Tensor& input : saved)
-      inputs.push_back(input.defined() ? input.detach().set_requires_grad(input.requires_grad()) : input);
+    for (const at::Tensor& input : saved) inputs.push_back(input.detach().set_requires_grad(input.requires_grad()));
     run_again(*call, inputs, gradients);
     variable_list result(2);
-    for (const at::Tensor& input : inputs) result.push_back(input.defined() ? input.grad() : input);
+    for (const at::Tensor& input : inputs) result.push_back(input.grad());
     return result;
   }
 
@@ -205,7 +215,7 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
     {
       const at::AutoGradMode with_graph(true);
       const Surroundings::Guard guard(call.surroundings);
-      outputs = call.segment(inputs);
+      outputs = call.segment(call.all_inputs(inputs));
     }
     const std::string returned = Call::description(outputs);
     TORCH_CHECK(returned == call.returned, "checkpoint(): the second call, in backward, returned ", returned,
@@ -224,12 +234,16 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
 
 std::vector<at::Tensor> checkpointed(Segment segment, std::vector<at::Tensor> inputs, Modules modules) {
   for (const auto& module : modules) TORCH_CHECK(module != nullptr, "checkpoint(): the module is empty");
-  const bool in_graph = std::any_of(inputs.begin(), inputs.end(),
-                                    [](const at::Tensor& one) { return one.defined() && one.requires_grad(); });
-  // Autograd follows a function by its inputs; what the function itself reads is not among them.
-  const at::Tensor leaf = in_graph ? at::Tensor() : at::empty({0}).requires_grad_();
   auto call = c10::make_intrusive<Call>(std::move(segment), std::move(modules), inputs);
-  return Checkpoint::apply(call, leaf, inputs);
+  std::erase_if(inputs, [](const at::Tensor& one) { return !one.defined(); });
+  const bool in_graph =
+      std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& one) { return one.requires_grad(); });
+  // Autograd follows a function by its inputs; what the function itself reads is not among them.
+  const at::Tensor leaf = at::empty({0}).set_requires_grad(!in_graph);
+  watch_engine();
+  variable_list outputs = Checkpoint::apply(call, leaf, at::TensorList(inputs));
+  for (const at::Tensor& output : outputs) needs_whole_backward(output);
+  return outputs;
 }
 
 }  // namespace lockstep::detail

@@ -74,7 +74,7 @@ KNOWS_TORCH = ("src/collectives/shm/backend/", "tools/doctor_probe.cpp", "tools/
 # What has one home: a pattern, the files it may stand in, and why.
 HOMES = [
     (r"\bgetenv\b", {"src/base/environment.cpp"}, "environment variables are fields of Environment"),
-    (r"torch/csrc/autograd/", {"src/reducer/gradient_hook.h", "src/reducer/gradient_hook.cpp", "src/reducer/followed_result.h",
+    (r"torch/csrc/autograd/", {"src/reducer/gradient_hook.h", "src/reducer/gradient_hook.cpp", "src/reducer/whole_backward.h", "src/reducer/whole_backward.cpp", "src/reducer/followed_result.h",
                                 "src/reducer/followed_result.cpp"},
      "autograd's internals drift between releases of LibTorch"),
     (r"ProcessGroupGloo", {"src/collectives/gloo/gloo_backend.cpp"}, "the engine's header needs stand-ins"),

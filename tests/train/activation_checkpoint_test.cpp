@@ -124,32 +124,27 @@ TEST(ActivationCheckpoint, OfFunctionsOfSeveralThings) {
   expect_same(gradients(true), gradients(false));
 }
 
-TEST(ActivationCheckpoint, NestedAndInASequence) {
-  Net plain = made(), nested = made(), cut = made();
-  const auto layers_of = [](Net net) {
+TEST(ActivationCheckpoint, Nested) {
+  Net plain = made(/*norm=*/false), nested = made(/*norm=*/false);
+  const auto inner = [nested](const at::Tensor& x) { return nested.ptr()->forward(x, true); };
+  const auto outer = [inner](const at::Tensor& x) { return checkpoint(inner, x) * 2; };
+  expect_same(left_by(*nested, [&](int step) { return checkpoint(outer, input(step)).square().sum(); }),
+              left_by(*plain, [&](int step) { return (plain->forward(input(step), false) * 2).square().sum(); }));
+}
+
+TEST(ActivationCheckpoint, OfPartsOfASequence) {
+  const auto loss_of = [](Net net, int segments) {
     torch::nn::Sequential layers;
     for (const auto& layer : *net->blocks) layers->push_back(std::dynamic_pointer_cast<BlockImpl>(layer));
-    return layers;
+    return [net, layers, segments](int step) mutable {
+      return net->out(checkpoint_sequential(layers, segments, input(step))).square().sum();
+    };
   };
-  const auto of_plain = left_by(*plain, [&](int step) {
-    return plain->out(layers_of(plain)->forward(input(step))).square().sum();
-  });
-  expect_same(left_by(*nested,
-                      [&](int step) {
-                        const auto inner = [nested](const at::Tensor& x) { return nested.ptr()->forward(x, true); };
-                        return checkpoint([inner](const at::Tensor& x) { return checkpoint(inner, x); }, input(step))
-                            .square()
-                            .sum();
-                      })
-                  .front(),
-              of_plain.front());
+  Net plain = made();
+  const auto expected = left_by(*plain, [&](int step) { return plain->forward(input(step), false).square().sum(); });
   for (const int segments : {1, 2, 3}) {
-    Net one = made();
-    expect_same(left_by(*one,
-                        [&](int step) {
-                          return one->out(checkpoint_sequential(layers_of(one), segments, input(step))).square().sum();
-                        }),
-                of_plain);
+    Net cut = made();
+    expect_same(left_by(*cut, loss_of(cut, segments)), expected);
   }
 }
 
@@ -170,11 +165,19 @@ TEST(ActivationCheckpoint, CastsAsTheFirstCallDid) {
   const auto pass = [](Net net, bool is_again) {
     return [net, is_again](int step) mutable {
       const auto bf16 = autocast();
-      const at::Tensor loss = net->forward(input(step), is_again).square().sum();
-      return loss + net->blocks[0]->as<BlockImpl>()->fc1(input(step)).sum();  // a weight that was cast before
+      return net->forward(input(step), is_again).square().sum();
     };
   };
   expect_same(left_by(*again, pass(again, true)), left_by(*plain, pass(plain, false)));
+}
+
+TEST(ActivationCheckpoint, CastsOfTheFirstCallAreNotUsedByOthers) {
+  Block block(false);
+  const auto bf16 = autocast();
+  const at::Tensor loss = checkpoint(block, input(0)).sum();
+  block->fc1(input(1)).sum().backward();
+  EXPECT_TRUE(block->fc1->weight.grad().defined());
+  loss.backward();
 }
 
 TEST(ActivationCheckpoint, KeepsOnlyInputs) {
@@ -191,6 +194,12 @@ TEST(ActivationCheckpoint, KeepsOnlyInputs) {
   EXPECT_EQ(alive(true), 0);
 }
 
+TEST(ActivationCheckpoint, GradientsOfWhatComesAfterACallMayBeAskedFor) {
+  Block block;
+  const at::Tensor y = checkpoint(block, input(0)) * 2, loss = y.square().sum();
+  EXPECT_TRUE(at::equal(torch::autograd::grad({loss}, {y}).front(), 2 * y));
+}
+
 TEST(ActivationCheckpoint, IsAPlainCallWithoutGradMode) {
   Block block;
   const torch::NoGradGuard no_grad;
@@ -205,6 +214,10 @@ TEST(ActivationCheckpoint, RefusesWhatWouldBeWrong) {
     const std::string said = complaint(body);
     EXPECT_NE(said.find(expected), std::string::npos) << said;
   };
+  says("autograd::grad() and backward(inputs)", [&] {
+    const at::Tensor x = input(0).requires_grad_(), y = x * 2;
+    torch::autograd::grad({checkpoint(block, y).sum()}, {x});
+  });
   says("autograd::grad() and backward(inputs)", [&] { torch::autograd::grad({loss_of()}, {block->fc1->weight}); });
   says("autograd::grad() and backward(inputs)",
        [&] { loss_of().backward({}, std::nullopt, false, at::TensorList({block->fc1->weight})); });

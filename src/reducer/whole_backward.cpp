@@ -1,0 +1,65 @@
+#include "reducer/whole_backward.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <unordered_set>
+#include <vector>
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+namespace lockstep {
+namespace {
+
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+/// Marks an operation.
+class WholeBackward final : public torch::autograd::FunctionPreHook {
+ public:
+  WholeBackward() { ++alive_; }
+  ~WholeBackward() override { --alive_; }
+  WholeBackward(const WholeBackward&) = delete;
+  variable_list operator()(const variable_list& gradients) override { return gradients; }
+
+  static bool any() { return alive_.load(std::memory_order_relaxed) > 0; }
+  static bool marks(const Node& operation) {
+    const auto& hooks = operation.pre_hooks();
+    return std::any_of(hooks.begin(), hooks.end(),
+                       [](const auto& hook) { return dynamic_cast<const WholeBackward*>(hook.get()) != nullptr; });
+  }
+
+ private:
+  inline static std::atomic<int> alive_{0};
+};
+
+}  // namespace
+
+void needs_whole_backward(const at::Tensor& result) {
+  if (const auto operation = result.grad_fn(); operation && !WholeBackward::marks(*operation))
+    operation->add_pre_hook(std::make_unique<WholeBackward>());
+}
+
+void check_whole_backward(const torch::autograd::edge_list& roots, const torch::autograd::edge_list& asked) {
+  if (asked.empty() || !WholeBackward::any()) return;
+  std::unordered_set<const Node*> reached;
+  std::vector<const Node*> waiting;
+  const auto reach = [&](const torch::autograd::edge_list& edges) {
+    for (const auto& edge : edges)
+      if (edge.function && reached.insert(edge.function.get()).second) waiting.push_back(edge.function.get());
+  };
+  bool any = false;
+  for (reach(roots); !waiting.empty();) {
+    const Node* const operation = waiting.back();
+    waiting.pop_back();
+    any = any || WholeBackward::marks(*operation);
+    reach(operation->next_edges());
+  }
+  const auto is_reached = [&](const auto& edge) { return !edge.function || reached.contains(edge.function.get()); };
+  TORCH_CHECK(!any || std::all_of(asked.begin(), asked.end(), is_reached),
+              "checkpoint(): autograd::grad() and backward(inputs), which ask for some gradients only, ask for one that no "
+              "way leads to but through a checkpointed call, which computes all or none; call backward() without inputs");
+}
+
+}  // namespace lockstep

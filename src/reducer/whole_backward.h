@@ -1,0 +1,16 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
+
+namespace lockstep {
+
+/// The operation that made `result` runs a backward of its own, which computes all gradients of what it has computed
+/// with: those of some tensors alone cannot be asked of it.
+void needs_whole_backward(const at::Tensor& result);
+
+/// A backward begins from `roots` for the gradients of `asked` alone. Throws c10::Error if some of these may be within
+/// such an operation, since no other way leads to them.
+void check_whole_backward(const torch::autograd::edge_list& roots, const torch::autograd::edge_list& asked);
+
+}  // namespace lockstep
