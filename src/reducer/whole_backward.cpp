@@ -57,9 +57,10 @@ void check_whole_backward(const torch::autograd::edge_list& roots, const torch::
     reach(operation->next_edges());
   }
   const auto is_reached = [&](const auto& edge) { return !edge.function || reached.contains(edge.function.get()); };
-  TORCH_CHECK(!any || std::all_of(asked.begin(), asked.end(), is_reached),
-              "checkpoint(): autograd::grad() and backward(inputs), which ask for some gradients only, ask for one that no "
-              "way leads to but through a checkpointed call, which computes all or none; call backward() without inputs");
+  TORCH_CHECK(
+      !any || std::all_of(asked.begin(), asked.end(), is_reached),
+      "checkpoint(): autograd::grad() and backward(inputs), which ask for some gradients only, ask for one that no "
+      "way leads to but through a checkpointed call, which computes all or none; call backward() without inputs");
 }
 
 }  // namespace lockstep

@@ -323,6 +323,13 @@ class Bench(unittest.TestCase):
             self.assertAlmostEqual(figures["over_bound"], figures["step_ms"] / figures["stage_ms"] / (8 + ranks - 1))
             self.assertLess(1, figures["over_waiting"])
 
+    def test_activation_checkpoint(self):
+        path = os.path.join(self.folder, "activations.json")
+        run(sys.executable, os.path.join(BENCH, "activation_checkpoint/bench_activation_checkpoint.py"), "--tiny", "--json", path)
+        for figures in self.read(path).values():
+            self.assertLess(0, figures["time"])
+            self.assertLess(0, figures["plain ms"])
+
     def test_optim(self):
         path = os.path.join(self.folder, "optim.json")
         run(sys.executable, os.path.join(BENCH, "optim/bench_optim.py"), "--tiny", "--json", path, timeout=300)
