@@ -1,6 +1,6 @@
 // Trains layers of gpt_text, plain and with activations that backward computes again, in turns, and prints for both the
-// median time of a step, the most memory beyond what there was before it, and the losses. bench_activation_checkpoint.py
-// runs it beside activation_worker.py, which does the same in PyTorch.
+// median time of a step, the most memory beyond what there was before it, and the losses.
+// bench_activation_checkpoint.py runs it beside activation_worker.py, which does the same in PyTorch.
 
 #include <unistd.h>
 
@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <malloc.h>
-#include <nlohmann/json.hpp>
 #include <torch/torch.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include <lockstep/activation_checkpoint.h>
 

@@ -37,6 +37,7 @@
 #include <lockstep/progress.h>
 #include <lockstep/rank_zero.h>
 #include <lockstep/run_log.h>
+#include <lockstep/running_statistics.h>
 #include <lockstep/sampler.h>
 #include <lockstep/schedule.h>
 #include <lockstep/sharded_initialization.h>

@@ -51,7 +51,7 @@ HEADERS = {
     "reducer": "backward_passes comm_hook gradient_reduction non_finite_policy",
     "checkpoint": "checkpoint checkpointer group_options has_state master_weights state_in_slices",
     "nn": "sync_batch_norm",
-    "train": "activation_checkpoint autocast ema evaluate gather_for_metrics grad_scaler lr_scheduler metrics parameter_groups schedule",
+    "train": "activation_checkpoint autocast ema evaluate gather_for_metrics grad_scaler lr_scheduler metrics parameter_groups running_statistics schedule",
     "context": "context device heartbeat mpi program rank_zero",
     "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options replica",
     "optim": "elementwise_optimizers sharded_model stepper zero_redundancy_optimizer",
