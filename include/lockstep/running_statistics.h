@@ -36,10 +36,11 @@ class RunningStatisticsImpl : public torch::nn::Cloneable<RunningStatisticsImpl>
   void reset() override;
 
   /// Adds [n, shape...] samples of each rank; n may be 0, and differ. Every rank of `group` calls it: one message of 16
-  /// bytes for each number of a sample. Throws Error on all ranks, and changes nothing, if a rank's samples have another
-  /// shape, or infinity or NaN among them.
+  /// bytes for each number of a sample. Throws Error on all ranks, and changes nothing, if a rank's samples have
+  /// another shape, or infinity or NaN among them.
   void update(const at::Tensor& samples, const Group& group);
-  /// (x - mean) / sqrt(variance + epsilon), within the limit. x: [..., shape...]; returns its shape and dtype. No message.
+  /// (x - mean) / sqrt(variance + epsilon), within the limit. x: [..., shape...]; returns its shape and dtype. No
+  /// message.
   at::Tensor forward(const at::Tensor& x) const;
   /// The reverse, without the limit. No message.
   at::Tensor denormalized(const at::Tensor& x) const;

@@ -23,7 +23,8 @@ struct Moments {
 
   /// samples: [n, features] in double.
   static Moments of(const at::Tensor& samples) {
-    if (samples.size(0) == 0) return {0, at::zeros({samples.size(1)}, at::kDouble), at::zeros({samples.size(1)}, at::kDouble)};
+    if (samples.size(0) == 0)
+      return {0, at::zeros({samples.size(1)}, at::kDouble), at::zeros({samples.size(1)}, at::kDouble)};
     const at::Tensor mean = samples.mean(0);
     return {static_cast<double>(samples.size(0)), mean, (samples - mean).square().sum(0)};
   }
@@ -91,8 +92,8 @@ void RunningStatisticsImpl::update(const at::Tensor& samples, const Group& group
   const auto dimensions = static_cast<int64_t>(shape_.size());
   const bool fits = samples.defined() && samples.dim() == dimensions + 1 && samples.sizes().slice(1) == shape_;
   const at::Tensor rows = fits ? samples.to(at::kCPU, at::kDouble).reshape({samples.size(0), features}) : at::Tensor();
-  const Moments all =
-      of_all_ranks(rows, fits ? 0 : kOtherShape, features, group, "RunningStatistics::update(), of [n" + [&] {
+  const Moments all = of_all_ranks(
+      rows, fits ? 0 : kOtherShape, features, group, "RunningStatistics::update(), of [n" + [&] {
         std::string text;
         for (const int64_t size : shape_) text += ", " + std::to_string(size);
         return text;
@@ -123,7 +124,8 @@ at::Tensor RunningStatisticsImpl::denormalized(const at::Tensor& x) const {
 at::Tensor standardize(const at::Tensor& values, const Group& group, double epsilon) {
   TORCH_CHECK(values.defined(), "standardize(): the tensor is undefined");
   const OperationLabel label("standardize()");
-  const Moments all = of_all_ranks(values.detach().to(at::kCPU, at::kDouble).reshape({-1, 1}), 0, 1, group, "standardize()");
+  const Moments all =
+      of_all_ranks(values.detach().to(at::kCPU, at::kDouble).reshape({-1, 1}), 0, 1, group, "standardize()");
   const double deviation = all.count < 2 ? 0 : std::sqrt(all.squares.item<double>() / (all.count - 1));
   return ((values - all.mean.item<double>()) / (deviation + epsilon)).to(values.scalar_type());
 }

@@ -176,6 +176,27 @@ class Examples(unittest.TestCase):
                     for a, b in zip(near, expected):
                         self.assertAlmostEqual(a, b, delta=abs(b) * (1e-10 if options else 1e-3), msg=f"{key} {ranks} {options}")
 
+    def ppo(self, ranks, *arguments):
+        path = os.path.join(self.folder, "ppo.json")
+        lines = self.ranks(ranks, "ppo", "--json", path, *arguments)
+        with open(path, encoding="utf-8") as file:
+            return lines, json.load(file)
+
+    def test_ppo(self):
+        """Ranks with a part of the environments each learn what one process with all of them does, until rounding makes one of them act otherwise."""
+        _, one = self.ppo(1, "--double", "--iterations", 6, "--lr", 0.003)
+        self.assertLess(min(one["epochs"]), 10, "none was stopped early")
+        self.assertEqual(one["observations"], 6 * 128 * 12)
+        for ranks in (2, 3):
+            _, figures = self.ppo(ranks, "--double", "--iterations", 6, "--lr", 0.003)
+            self.assertEqual((figures["epochs"], figures["observations"]), (one["epochs"], one["observations"]))
+            for key in ("weights", "steps_per_episode"):
+                for a, b in zip(figures[key], one[key]):
+                    self.assertAlmostEqual(a, b, delta=abs(b) * 1e-10, msg=f"{key} {ranks}")
+        lines, figures = self.ppo(2)
+        self.assertRegex(lines[-1], r"^iteration 30/30  steps per episode \d+\.\d  KL 0\.\d{4}  epochs \d+$")
+        self.assertGreater(figures["steps_per_episode"][-1], 3 * figures["steps_per_episode"][0])
+
     def numbers(self, value):
         return (number for part in value for number in self.numbers(part)) if isinstance(value, list) else iter([value])
 
@@ -251,6 +272,7 @@ class Examples(unittest.TestCase):
                                           ("train_torchscript", ["nowhere.pt", "out.pt"], ["File does not exist: nowhere.pt"]),
                                           ("cifar10_resnet18", ["--folder", "run"], ["--data is required"]),
                                           ("gan", ["--data", "nowhere"], ["nowhere"]),
+                                          ("ppo", ["--environments", 0], ["--environments: Value 0 not in range 1"]),
                                           ("gpt_text", ["--text", "nowhere.txt"], ["nowhere.txt"]),
                                           ("gpt_text", ["--text", "/"], ["/"]),
                                           ("gpt_text", ["--heads", 3], ["--heads must divide --width"]),

@@ -106,9 +106,11 @@ TEST_P(RunningStatisticsOn, StandardizesOverAllRanks) {
 }
 
 TEST(RunningStatisticsTest, RefusesOptionsThatAreNone) {
-  for (const RunningStatisticsOptions& options : {RunningStatisticsOptions{.epsilon = -1}, RunningStatisticsOptions{.limit = NAN}})
-    EXPECT_NE(complaint([&] { RunningStatistics(std::vector<int64_t>{2}, options); }).find("must be finite and at least 0"),
-              std::string::npos);
+  for (const RunningStatisticsOptions& options :
+       {RunningStatisticsOptions{.epsilon = -1}, RunningStatisticsOptions{.limit = NAN}})
+    EXPECT_NE(
+        complaint([&] { RunningStatistics(std::vector<int64_t>{2}, options); }).find("must be finite and at least 0"),
+        std::string::npos);
 }
 
 }  // namespace
