@@ -10,7 +10,6 @@ and the median of the rounds' ratios: the MPI's time over Lockstep's.
 """
 
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -19,8 +18,8 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.dirname(HERE)]
 from mpis import all_mpis, said  # noqa: E402
-from rounds import Rounds, print_table  # noqa: E402
-from support import clean_environment, finish, host_facts  # noqa: E402
+from rounds import Figures, Rounds, print_table  # noqa: E402
+from support import clean_environment, finish  # noqa: E402
 
 COLLECTIVES, MESSAGES = "c/mpi/collective/blocking", "c/mpi/pt2pt/standard"
 REDUCTIONS = ("allreduce", "reduce", "reduce_scatter", "reduce_scatter_block")
@@ -97,7 +96,8 @@ def validate(mpi, name, options):
         run(mpi, name, options.bytes, ["-c", "-i", "3", "-x", "1"], options.ranks, with_lockstep)
 
 
-def measure(mpis, options, missing):
+def measure(mpis, options, missing, save):
+    """`save` gets the rows after every round, so that a run may be cut short."""
     rounds = Rounds()
     contests = []
     for mpi in mpis:
@@ -116,7 +116,7 @@ def measure(mpis, options, missing):
                     figures[with_lockstep] = run(mpi, name, sizes, more, options.ranks, with_lockstep)
                 for size, ours in figures[True].items():
                     rounds.add((name, size), mpi.name, ours, figures[False][size])
-    return sorted(rounds.rows(), key=lambda row: (options.benchmarks.index(row["case"]), row["bytes"]))
+        save(sorted(rounds.rows(), key=lambda row: (options.benchmarks.index(row["case"]), row["bytes"])))
 
 
 def options_of():
@@ -142,7 +142,8 @@ def options_of():
 
 def main():
     options = options_of()
-    facts, missing, ready = host_facts(), {}, []
+    missing, ready = {}, []
+    figures = Figures(options, missing)
     for mpi in all_mpis():
         if options.mpis and mpi.name not in options.mpis:
             continue
@@ -156,10 +157,10 @@ def main():
             reason = str(error)
         if reason:
             missing[mpi.name] = reason
-    rows = measure(ready, options, missing)
-    print_table(rows, [mpi.name for mpi in ready])
-    finish(options, {"host": facts, "ranks": options.ranks, "rows": rows, "missing": missing})
-    return 0 if rows else 77
+    measure(ready, options, missing, figures.save)
+    print_table(figures.rows, [mpi.name for mpi in ready])
+    finish(options, figures.all())
+    return 0 if figures.rows else 77
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.dirname(HERE)]
 from mpis import said  # noqa: E402
-from rounds import Rounds, print_table  # noqa: E402
-from support import BUILD, LOCKSTEP, finish, host_facts, python_with_torch  # noqa: E402
+from rounds import Figures, Rounds, print_table  # noqa: E402
+from support import BUILD, LOCKSTEP, finish, python_with_torch  # noqa: E402
 
 SITE = os.path.join(BUILD, "python", "site")
 COLLECTIVES = ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"]
@@ -65,19 +65,27 @@ def bands(options):
 
 
 def checked(options, python, missing):
-    """The collectives that both backends know and get right."""
-    good = []
+    """The collectives that both backends know and get right: all of them in one run, and one by one if that fails."""
+    def check(names):
+        for backend in ("gloo", "lockstep"):
+            run(options, python, backend, "blocking", names, (options.bytes[0], min(options.bytes[1], 1 << 20)), 2, ["--c", "1"])
+
+    try:
+        check(options.collectives)
+        return options.collectives
+    except RuntimeError:
+        good = []
     for name in options.collectives:
         try:
-            for backend in ("gloo", "lockstep"):
-                run(options, python, backend, "blocking", [name], (options.bytes[0], min(options.bytes[1], 1 << 20)), 2, ["--c", "1"])
+            check([name])
             good.append(name)
         except RuntimeError as error:
             missing[name] = str(error)
     return good
 
 
-def measure(options, python, missing):
+def measure(options, python, missing, save):
+    """`save` gets the rows after every round, so that a run may be cut short."""
     rounds = Rounds()
     collectives = checked(options, python, missing)
     for number in range(options.rounds if collectives else 0):
@@ -88,7 +96,7 @@ def measure(options, python, missing):
                          for backend in (("gloo", "lockstep") if number % 2 == 0 else ("lockstep", "gloo"))}
                 for (name, size), ours in found["lockstep"].items():
                     rounds.add((f"{name}, {mode}", size), "gloo", ours, found["gloo"][name, size])
-    return sorted(rounds.rows(), key=lambda row: (row["case"], row["bytes"]))
+        save(sorted(rounds.rows(), key=lambda row: (row["case"], row["bytes"])))
 
 
 def options_of():
@@ -113,17 +121,18 @@ def options_of():
 
 def main():
     options = options_of()
-    facts, missing, rows = host_facts(), {}, []
+    missing = {}
+    figures = Figures(options, missing)
     python = python_with_torch()
     if not python:
         missing["PARAM"] = "no Python here has LibTorch in it"
     elif not os.path.isdir(os.path.join(SITE, "lockstep")):
         missing["PARAM"] = f"no {SITE} (tests/python/package.py builds it)"
     else:
-        rows = measure(options, python, missing)
-    print_table(rows, ["gloo"])
-    finish(options, {"host": facts, "ranks": options.ranks, "rows": rows, "missing": missing})
-    return 0 if rows else 77
+        measure(options, python, missing, figures.save)
+    print_table(figures.rows, ["gloo"])
+    finish(options, figures.all())
+    return 0 if figures.rows else 77
 
 
 if __name__ == "__main__":

@@ -1,6 +1,12 @@
 """Figures of two kinds of systems, taken in turns: medians, and ratios of what was measured in the same round."""
 
+import json
+import os
 import statistics
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from support import host_facts  # noqa: E402
 
 
 class Rounds:
@@ -24,6 +30,22 @@ class Rounds:
             row["least_ratio"] = min(opponent["ratio"] for opponent in row["opponents"].values())
             rows.append(row)
         return rows
+
+
+class Figures:
+    """What a driver's file holds; saved after every round."""
+
+    def __init__(self, options, missing):
+        self.options, self.missing, self.rows, self.host = options, missing, [], host_facts()
+
+    def all(self):
+        return {"host": self.host, "ranks": self.options.ranks, "rows": self.rows, "missing": self.missing}
+
+    def save(self, rows):
+        self.rows = rows
+        if self.options.json:
+            with open(self.options.json, "w") as file:
+                json.dump(self.all(), file, indent=2)
 
 
 def median(values):
