@@ -53,7 +53,7 @@ HEADERS = {
     "nn": "sync_batch_norm",
     "train": "autocast ema evaluate gather_for_metrics grad_scaler lr_scheduler metrics parameter_groups schedule",
     "context": "context device heartbeat mpi program rank_zero",
-    "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options module_on_stack replica",
+    "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options kept_memory module_on_stack replica",
     "optim": "elementwise_optimizers sharded_model stepper zero_redundancy_optimizer",
     "fully_sharded": "fully_sharded_data_parallel memory_estimate sharded_initialization sharded_unit",
     "pipeline": "pipeline",
