@@ -40,7 +40,7 @@ const nlohmann::ordered_json kDefinitions = {
     {"cpu_ms",
      "processor time of a step, all threads of a rank, the mean over ranks, the median over rounds; less "
      "disturbed by strangers than wall time, and blind to waiting that sleeps"},
-    {"ratio", "the median of a round over side_by_side's of the same round; the median over rounds"},
+    {"ratio", "the median of a round over the first system's of the same round; the median over rounds"},
     {"attach_ms", "to attach to the model: the first time, parameters and buffers included"},
     {"peak_mib",
      "the most memory a rank held until it had trained 17 steps, or 5 and then a second's (linear_100m: 2): pages of "

@@ -211,4 +211,14 @@ Batch make_batch(const std::string& model, int rank) {
   return {formula({64, 784}, key).to(at::kFloat), whole({64}, key + 1, 10)};
 }
 
+Batch make_whole_batch(const std::string& model, int ranks) {
+  std::vector<at::Tensor> data, targets;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const Batch part = make_batch(model, rank);
+    data.push_back(part.data.dim() == 1 ? part.data.unsqueeze(0) : part.data);
+    if (part.target.defined()) targets.push_back(part.target);
+  }
+  return {at::cat(data), targets.empty() ? at::Tensor() : at::cat(targets)};
+}
+
 }  // namespace lockstep::bench

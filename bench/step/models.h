@@ -25,5 +25,7 @@ struct Batch {
 };
 /// One rank's share; every rank has another.
 Batch make_batch(const std::string& model, int rank);
+/// Those of ranks 0 to ranks - 1 as one.
+Batch make_whole_batch(const std::string& model, int ranks);
 
 }  // namespace lockstep::bench

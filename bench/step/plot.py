@@ -12,10 +12,11 @@ from html import escape
 
 # Colours that stay apart for colour-blind readers.
 SYSTEMS = {
-    "side_by_side": ("side by side, no communication", "#bbbbbb"),
-    "side_by_side_kept": ("side by side, memory kept", "#999999"),
+    "side_by_side_kept": ("side by side, no communication", "#999999"),
+    "side_by_side": ("side by side, memory not kept", "#bbbbbb"),
     "side_by_side_fused": ("side by side, fused optimizer", "#777777"),
     "side_by_side_python": ("side by side, in Python", "#9a9a80"),
+    "one_process": ("one process, all cores", "#c0a060"),
     "lockstep": ("Lockstep", "#0b4f9e"),
     "lockstep_sharded": ("Lockstep, sharded step", "#117a8b"),
     "lockstep_shared": ("Lockstep, shared parameters", "#66b2b2"),
@@ -81,7 +82,7 @@ def draw(figures):
             parts += [f'<rect x="{x + 1:.1f}" y="{HEIGHT - BOTTOM - height:.1f}" width="{bar - 2:.1f}" height="{height:.1f}" '
                       f'fill="{SYSTEMS[system][1]}"/>',
                       text(x + bar / 2, HEIGHT - BOTTOM - height - 5, f"{row['ratio']:.2f}", 11)]
-        alone = rows.get((work, "side_by_side"))
+        alone = rows.get((work, "side_by_side_kept")) or rows.get((work, "side_by_side"))
         if alone:
             parts.append(text(middle, HEIGHT - 8, f"side by side {alone['median_ms']:.1f} ms", 11))
     return "\n".join([*parts, "</svg>"]) + "\n"

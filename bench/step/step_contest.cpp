@@ -33,6 +33,12 @@ std::vector<double> joined(const std::vector<std::vector<double>>& rounds) {
   return all;
 }
 
+double mean_loss(const StepJob::Check& check, size_t step) {
+  double sum = 0;
+  for (const auto& losses : check.losses) sum += losses[step];
+  return sum / static_cast<double>(check.losses.size());
+}
+
 double thousandths(double value) { return std::round(value * 1000) / 1000; }
 
 }  // namespace
@@ -83,7 +89,7 @@ void StepContest::run() {
 void StepContest::start(Entry& entry, const std::string& folder) {
   const std::string own = folder + "/" + entry.system.name;
   std::filesystem::create_directories(own);
-  entry.job = std::make_unique<StepJob>(entry.system, work_.ranks, own);
+  entry.job = std::make_unique<StepJob>(entry.system, processes_of(entry.system.name, work_.ranks), own);
   entry.attach_ms = entry.job->attach();
 }
 
@@ -92,24 +98,34 @@ bool StepContest::is_checked(const Entry& entry) const {
 }
 
 const StepContest::Entry* StepContest::reference_for_losses(const Entry& entry) const {
+  const auto fits = [&](const Entry& other) {
+    return &other != &entry && is_checked(other) &&
+           is_side_by_side(other.system.name) == is_side_by_side(entry.system.name);
+  };
   for (const Entry& other : entries_)
-    if (&other != &entry && is_checked(other) &&
-        is_side_by_side(other.system.name) == is_side_by_side(entry.system.name))
-      return &other;
+    if (fits(other) && other.check.losses.size() == entry.check.losses.size()) return &other;
+  for (const Entry& other : entries_)
+    if (fits(other)) return &other;
   return nullptr;
 }
 
 void StepContest::compare_losses(const Entry& entry) const {
   const Entry* reference = reference_for_losses(entry);
+  const auto compare_one = [&](double mine, double theirs, const Entry& other, size_t rank, size_t step) {
+    if (!(std::abs(mine - theirs) <= kLossTolerance * std::max(std::abs(theirs), 1e-3)))
+      entry.job->fail("wrong: rank " + std::to_string(rank) + " has a loss of " + std::to_string(mine) + " in step " +
+                      std::to_string(step) + ", " + other.system.name + " has " + std::to_string(theirs));
+  };
   const auto compare = [&](const Entry& other, size_t steps) {
-    for (size_t rank = 0; rank < entry.check.losses.size(); ++rank)
-      for (size_t step = 0; step < steps; ++step) {
-        const double mine = entry.check.losses[rank][step], theirs = other.check.losses[rank][step];
-        if (!(std::abs(mine - theirs) <= kLossTolerance * std::max(std::abs(theirs), 1e-3)))
-          entry.job->fail("wrong: rank " + std::to_string(rank) + " has a loss of " + std::to_string(mine) +
-                          " in step " + std::to_string(step) + ", " + other.system.name + " has " +
-                          std::to_string(theirs));
-      }
+    const bool same_ranks = entry.check.losses.size() == other.check.losses.size();
+    // The loss of a whole batch is the mean of its parts' losses, unless batch norm takes it as a whole.
+    if (!same_ranks && work_.model == "resnet") return;
+    for (size_t step = 0; step < steps; ++step)
+      if (!same_ranks)
+        compare_one(mean_loss(entry.check, step), mean_loss(other.check, step), other, 0, step);
+      else
+        for (size_t rank = 0; rank < entry.check.losses.size(); ++rank)
+          compare_one(entry.check.losses[rank][step], other.check.losses[rank][step], other, rank, step);
   };
   if (&entry != &entries_.front() && is_checked(entries_.front())) compare(entries_.front(), 1);
   const size_t steps = work_.model == "resnet" ? std::min(kStepsOfResnet, options_.check_steps) : options_.check_steps;

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <thread>
+
 namespace lockstep::bench {
 namespace {
 
@@ -15,15 +17,21 @@ bool runnable(const std::string& path) { return access(path.c_str(), X_OK) == 0;
 
 System make_step_system(const std::string& system, const StepWork& work, const std::string& build,
                         const std::string& python) {
+  const int processes = processes_of(system, work.ranks);
+  const std::string threads = std::to_string(processes == work.ranks ? 1 : std::thread::hardware_concurrency());
   System made{.name = system,
-              .command = {build + "/bin/lockstep", "run", "-n", std::to_string(work.ranks), "--"},
-              .environment = {"OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1"},
+              .command = {build + "/bin/lockstep", "run", "-n", std::to_string(processes), "--"},
+              .environment = {"OMP_NUM_THREADS=" + threads, "MKL_NUM_THREADS=" + threads},
               .settings = "",
               .missing = ""};
   if (!is_python(system)) {
     made.command.push_back(build + "/bin/step_worker");
     made.settings =
         system == "c10d_reducer_gloo" ? "c10d::Reducer, gradient_as_bucket_view, buckets of 1 and 25 MiB" : "defaults";
+    if (processes != work.ranks) {
+      made.settings = "the whole batch in one process, " + threads + " threads";
+      made.command.insert(made.command.end(), {"--threads", threads, "--batches", std::to_string(work.ranks)});
+    }
   } else {
     made.command.insert(made.command.end(), {python, BENCH_STEP_FOLDER "/step_worker.py"});
     const bool attached = system.starts_with("python_");

@@ -26,12 +26,13 @@ double milliseconds_since(Clock::time_point start) {
 
 class Trainer {
  public:
-  Trainer(std::string system, const std::string& model, std::string optimizer, Group group, std::string folder)
+  Trainer(std::string system, const std::string& model, std::string optimizer, Group group, std::string folder,
+          int batches)
       : system_(std::move(system)),
         folder_(std::move(folder)),
         group_(std::move(group)),
         model_(make_model(model)),
-        batch_(make_batch(model, group_.rank())),
+        batch_(batches > 1 ? make_whole_batch(model, batches) : make_batch(model, group_.rank())),
         optimizer_name_(std::move(optimizer)) {}
 
   std::string answer(const std::string& command) {
@@ -129,6 +130,12 @@ class Trainer {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
+/// 1 unless it is given.
+int number(int argc, char** argv, const std::string& name) {
+  const std::string given = argument(argc, argv, name);
+  return given.empty() ? 1 : std::stoi(given);
+}
+
 }  // namespace
 }  // namespace lockstep::bench
 
@@ -136,10 +143,11 @@ int main(int argc, char** argv) {
   using namespace lockstep::bench;  // NOLINT
   try {
     lockstep::Context context(argc, argv, {.announce = false});
-    torch::set_num_threads(1);
+    torch::set_num_threads(number(argc, argv, "--threads"));
     const std::string socket = argument(argc, argv, "--socket");
     Trainer trainer(argument(argc, argv, "--system"), argument(argc, argv, "--model"),
-                    argument(argc, argv, "--optimizer"), context.group(), socket.substr(0, socket.rfind('/')));
+                    argument(argc, argv, "--optimizer"), context.group(), socket.substr(0, socket.rfind('/')),
+                    number(argc, argv, "--batches"));
     return serve_commands(argc, argv, context.rank(), "LibTorch " TORCH_VERSION,
                           [&](const std::string& command) { return trainer.answer(command); });
   } catch (const std::exception& error) {

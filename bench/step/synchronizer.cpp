@@ -10,10 +10,10 @@
 
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/fully_sharded_data_parallel.h>
+#include <lockstep/kept_memory.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "collectives/gloo/gloo_backend.h"
-#include "data_parallel/tensor_memory.h"
 
 namespace lockstep::bench {
 namespace {
@@ -50,7 +50,7 @@ class Kept : public Synchronizer {
   void before_forward() override { memory_.end_step(); }
 
  private:
-  TensorMemory memory_{/*keep=*/true};
+  KeptMemory memory_;
 };
 
 class Lockstep : public Synchronizer {
@@ -158,7 +158,7 @@ std::unique_ptr<torch::optim::Optimizer> Synchronizer::make_optimizer(const std:
 std::unique_ptr<Synchronizer> attach(const std::string& system, const std::shared_ptr<Model>& model, const Group& group,
                                      const std::string& folder) {
   if (system == "side_by_side") return std::make_unique<Synchronizer>();
-  if (system == "side_by_side_kept") return std::make_unique<Kept>();
+  if (system == "side_by_side_kept" || system == "one_process") return std::make_unique<Kept>();
   if (system == "side_by_side_fused") return std::make_unique<Fused>();
   if (system == "lockstep_sharded") return std::make_unique<LockstepSharded>(model, group, /*shared_parameters=*/false);
   if (system == "lockstep_shared") return std::make_unique<LockstepSharded>(model, group, /*shared_parameters=*/true);

@@ -43,11 +43,13 @@ class Reports(unittest.TestCase):
                 row("python_attach", "sgd", "mlp", 9.0), row("lockstep_sharded", "adamw", "mlp", 5.0)]
         said = {tuple(line.split()[:3]): line.split("  ")[-1].strip()
                 for line in self.report("step", {"rows": rows, "failed": None}).splitlines()[1:]}
-        self.assertEqual(said["small_1000", "sgd", "lockstep"], "+2.00 ms beyond side by side, target < 1")
+        self.assertEqual(said["small_1000", "sgd", "lockstep"], "+2.00 ms beyond side_by_side, target < 1")
         self.assertEqual(said["small_1000", "sgd", "lockstep_shared"], "0.90 of lockstep, target <= 1.00")
-        self.assertEqual(said["small_1000", "sgd", "python_attach"], "+1.25 ms beyond side by side, target < 1.5")
+        self.assertEqual(said["small_1000", "sgd", "python_attach"], "+1.25 ms beyond side_by_side, target < 1.5")
         self.assertEqual(said["mlp", "adamw", "lockstep_shared"], "target <= 0.60; 1.25 of side_by_side_fused, target <= 0.97")
         self.assertEqual(said["mlp", "sgd", "python_attach"], "target <= 1.20")
+        rows.append(row("side_by_side_kept", "sgd", "small_1000", 7.5))
+        self.assertIn("+2.50 ms beyond side_by_side_kept, target < 1", self.report("step", {"rows": rows, "failed": None}))
         self.assertEqual(said["mlp", "adamw", "lockstep_sharded"], "9")
 
 
@@ -401,7 +403,7 @@ class Bench(unittest.TestCase):
 
     def try_step(self, model, optimizer):
         path = os.path.join(self.folder, f"step_{model}.json")
-        in_cpp = ("side_by_side", "side_by_side_fused", "lockstep", "lockstep_sharded", "lockstep_shared", "c10d_reducer_gloo")
+        in_cpp = ("side_by_side_kept", "side_by_side", "side_by_side_fused", "one_process", "lockstep", "lockstep_sharded", "lockstep_shared", "c10d_reducer_gloo")
         # Each system in Python once: two processes import torch.
         in_python = {"sgd": ("pytorch_ddp_gloo", "pytorch_ddp_lockstep", "python_attach"),
                      "adamw": ("pytorch_zero_gloo", "side_by_side_python", "python_attach_zero")}[optimizer]

@@ -53,7 +53,7 @@ HEADERS = {
     "nn": "sync_batch_norm",
     "train": "activation_checkpoint autocast ema evaluate gather_for_metrics grad_scaler lr_scheduler metrics parameter_groups running_statistics schedule",
     "context": "context device heartbeat mpi program rank_zero",
-    "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options replica",
+    "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options kept_memory replica",
     "optim": "elementwise_optimizers sharded_model stepper zero_redundancy_optimizer",
     "fully_sharded": "fully_sharded_data_parallel memory_estimate sharded_initialization sharded_unit",
     "pipeline": "pipeline",
