@@ -44,11 +44,10 @@ void note_start(const Group::State& group, uint64_t sequence, const char* operat
                              sizes.size(), now, OperationLabel::current(), group.on_page.place());
 }
 
-/// `written`: the tensor that this rank's part in the operation writes; undefined if none. `what` is shown in messages,
-/// with `message` if it is one.
+/// `written`: what this rank's part in it writes; undefined if nothing. `what` and `message` are for errors.
 Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor, const shm::Request& what,
            c10::intrusive_ptr<c10d::Work> work, std::function<void()> finish, const at::Tensor& written = {},
-           std::string message = "") {
+           std::string message = "", MessageCounts::Message counted = {}) {
   if (written.defined()) note_written(written);
   const char* operation = CallGuard::operation(group->caller);
   note_start(*group, group->sequence, operation, tensor, coarse_now());
@@ -62,6 +61,7 @@ Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor,
                                                         .work = std::move(work),
                                                         .finish = std::move(finish),
                                                         .message = std::move(message),
+                                                        .counted = counted,
                                                         .awaited = awaited}));
 }
 
@@ -367,7 +367,8 @@ Work Group::send_async(const at::Tensor& tensor, int destination, int tag) const
   std::vector<at::Tensor> tensors{as_flat(on_cpu(Operand(tensor).dense))};
   // An empty message travels, too: its receiver may expect another size.
   auto work = state_->backend->send(tensors, destination, tag);
-  return start(state_, tensor, moving({}, tensor), std::move(work), nullptr, {}, message_name("to", destination, tag));
+  return start(state_, tensor, moving({}, tensor), std::move(work), nullptr, {}, message_name("to", destination, tag),
+               state_->messages.count(world_size(), /*is_send=*/true, destination, tag));
 }
 
 Work Group::recv_async(const at::Tensor& tensor, int source, int tag) const {
@@ -381,7 +382,7 @@ Work Group::recv_async(const at::Tensor& tensor, int source, int tag) const {
   std::vector<at::Tensor> tensors{as_flat(operand.dense)};
   auto work = state_->backend->recv(tensors, source, tag);
   return start(state_, tensor, moving({}, tensor), std::move(work), operand.copy_back(), tensor,
-               message_name("from", source, tag));
+               message_name("from", source, tag), state_->messages.count(world_size(), /*is_send=*/false, source, tag));
 }
 
 void Group::barrier() const {

@@ -6,9 +6,13 @@
 #include "base/machine_name.h"
 #include "base/rank_names.h"
 #include "collectives/called_as.h"
+#include "collectives/groups_watch.h"
 #include "collectives/single/single_backend.h"
 
 namespace lockstep {
+
+Membership::Membership() = default;
+Membership::~Membership() = default;
 
 void Membership::add(const std::shared_ptr<Group::State>& group) {
   const MutexLock lock(mutex_);
@@ -16,10 +20,30 @@ void Membership::add(const std::shared_ptr<Group::State>& group) {
   groups_.push_back(group);
 }
 
+std::vector<std::shared_ptr<Group::State>> Membership::groups() {
+  const MutexLock lock(mutex_);
+  std::vector<std::shared_ptr<Group::State>> groups;
+  for (const auto& known : groups_)
+    if (auto group = known.lock()) groups.push_back(std::move(group));
+  return groups;
+}
+
+void Membership::watch(Group::State& all) {
+  if (all.world_size > 1) watch_ = std::make_unique<GroupsWatch>(all);
+}
+
+void Membership::interrupt(const std::string& why) {
+  for (const auto& group : groups())
+    if (auto* const able = dynamic_cast<Interruptible*>(group->backend.get())) able->interrupt(why);
+}
+
+std::string Membership::told() const { return watch_ == nullptr ? "" : watch_->told(); }
+
 void Membership::close() {
   open_ = false;
   // The groups do not belong to a child of fork(), and another thread may have held the mutex when it was forked.
   if (fork_generation_ != fork_generation()) return;
+  if (watch_ != nullptr) watch_->stop();
   const MutexLock lock(mutex_);
   for (const auto& known : groups_) {
     const auto group = known.lock();
@@ -83,13 +107,17 @@ namespace {
 /// `part`: distinguishes the parts of one number, if there are several.
 std::optional<Group> make_part(Group::State& whole, int number, const std::vector<int>& ranks,
                                const std::string& part = "") {
+  // Of one group the engine finds out by itself.
+  if (whole.membership->watch() != nullptr) whole.membership->watch()->start();
   const auto place = std::find(ranks.begin(), ranks.end(), whole.rank);
   if (place == ranks.end()) return std::nullopt;
   c10::intrusive_ptr<c10d::Store> store;
   const std::string prefix = "subgroup" + std::to_string(number) + part;
   if (whole.store) store = c10::make_intrusive<c10d::PrefixStore>(prefix, whole.store);
-  return make_group(store, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()), whole.factories,
-                    whole.on_page.part(number, ranks), whole.membership);
+  Group group = make_group(store, static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()),
+                           whole.factories, whole.on_page.part(number, ranks), whole.membership);
+  for (const int rank : ranks) state_of(group).ranks_of_all.push_back(whole.number_of_all(rank));
+  return group;
 }
 
 /// The part of those ranks that said what this one said.

@@ -16,6 +16,7 @@
 #include "base/virtual_ranks.h"
 #include "collectives/call_guard.h"
 #include "collectives/engine_interfaces.h"
+#include "collectives/message_counts.h"
 #include "rank_page/page_group.h"
 
 namespace lockstep {
@@ -36,11 +37,25 @@ struct EngineFactories {
   std::function<std::string(c10::Device)> device_name = nullptr;
 };
 
+class GroupsWatch;
+
 /// State shared by a Context's group and its subgroups, which the process leaves together.
 class Membership {
  public:
+  Membership();
+  ~Membership();
+  Membership(const Membership&) = delete;
+
   bool is_open() const { return open_; }
   void add(const std::shared_ptr<Group::State>& group);
+  std::vector<std::shared_ptr<Group::State>> groups();
+  /// From now on the groups are watched; `all`: that of all ranks, the only one so far.
+  void watch(Group::State& all);
+  GroupsWatch* watch() const { return watch_.get(); }  ///< null: there is none
+  /// Ends the waits of this rank in all groups with `why`.
+  void interrupt(const std::string& why);
+  /// Why that was done; empty: it was not.
+  std::string told() const;
   /// Leaves all groups whose engine supports it: ranks that wait for this one then fails at once.
   void close();
 
@@ -55,6 +70,7 @@ class Membership {
   std::vector<c10::intrusive_ptr<c10d::Backend>> device_engines_;
   Mutex mutex_;
   std::vector<std::weak_ptr<Group::State>> groups_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::unique_ptr<GroupsWatch> watch_;  // last: its thread uses the others
 };
 
 struct Group::State {
@@ -76,6 +92,8 @@ struct Group::State {
   CurrentCaller caller = {};
   std::shared_ptr<VirtualRanks> virtual_ranks = nullptr;  ///< of the group of all ranks; null: the run has none
   PageGroup on_page = {};
+  MessageCounts messages = {};
+  std::vector<int> ranks_of_all = {};  ///< its ranks among all ranks; empty: it has all
 
   /// Every call of the group holds this guard. Throws Error once this rank has left.
   CallGuard enter(const char* operation) {
@@ -83,6 +101,8 @@ struct Group::State {
     return CallGuard(caller, rank, generation, operation);
   }
   void check_member(const char* operation) const;
+  /// A rank's number among all ranks.
+  int number_of_all(int of) const { return ranks_of_all.empty() ? of : ranks_of_all[static_cast<size_t>(of)]; }
 };
 
 /// Makes the group of `world_size` ranks, over the factories' backends, or over the single engine if there is one rank.

@@ -167,6 +167,12 @@ void MessageWatch::declare(const std::string& text) {
   if (verdict_.empty()) verdict_ = text;
 }
 
+void MessageWatch::interrupt(const std::string& why) {
+  const MutexLock lock(mutex_);
+  if (verdict_.empty()) verdict_ = why;
+  if (wait_ && wait_->work != nullptr) wait_->work->abort();
+}
+
 void MessageWatch::note_caller() {
   callers_.note(thread_token());
   if (callers_.are_several && wait_ && wait_->is_told) changed_.notify_all();

@@ -70,6 +70,8 @@ class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
   void start_thread();
   /// Records another reason that has ended the group, a message that its receiver refuses, and tells waiting ranks.
   void declare(const std::string& text);
+  /// From any thread: waits for messages of this rank end with `why`.
+  void interrupt(const std::string& why);
   /// The finding; empty if none.
   std::string verdict();
 

@@ -1,11 +1,13 @@
 #include "collectives/work.h"
 
+#include <optional>
 #include <sstream>
 
 #include "base/interruption.h"
 #include "collectives/cause.h"
 #include "collectives/group_state.h"
 #include "collectives/timeout_hint.h"
+#include "collectives/waited_message.h"
 #include "rank_page/rank_board.h"
 #include "rank_page/wait_on_page.h"
 
@@ -25,12 +27,14 @@ std::string describe_failure(const Work::State& state, const std::exception& cau
   // after the timeout, a rank is assumed missing; if it fails earlier, a peer is assumed to have ended.
   const auto timeout = own_page().collective_timeout();
   const bool is_late = timeout.count() > 0 && Clock::now() - state.started >= timeout;
-  const bool timed_out = is_late && state.group->blocking == nullptr;
-  own_page().fail(timed_out ? RankFailure::kMissing : RankFailure::kPeer, -1, cause_of(cause));
+  const std::string told = state.group->membership->told();
+  const bool timed_out = is_late && state.group->blocking == nullptr && told.empty();
+  const std::string why = told.empty() ? cause_of(cause) : told;
+  own_page().fail(timed_out ? RankFailure::kMissing : RankFailure::kPeer, -1, why);
   std::ostringstream text;
   text << state.operation << " #" << state.sequence << ' ' << arguments_of(state) << " failed on rank "
        << state.group->rank << " of " << state.group->world_size << " after " << seconds_since(state.started)
-       << " s: " << cause_of(cause) << (timed_out ? timeout_hint : "") << state.group->on_page.names_of_ranks()
+       << " s: " << why << (timed_out ? timeout_hint : "") << state.group->on_page.names_of_ranks()
        << "\nIf another rank ended first, its own message says why.";
   return text.str();
 }
@@ -41,6 +45,8 @@ void Work::wait() const {
   if (state.phase == State::Phase::kDone) return;
   own_page().note_caller();
   const WaitOnPage waiting(state.group->on_page.place(), state.awaited);
+  std::optional<WaitedMessage> message;
+  if (!state.message.empty()) message.emplace(*state.group, state.counted);
   try {
     if (state.work) state.work->wait();
     if (state.finish) state.finish();
@@ -52,6 +58,7 @@ void Work::wait() const {
     throw Error(state.error);
   }
   state.phase = State::Phase::kDone;
+  state.counted.note_done();
   own_page().finish_operation(state.sequence);
   state.finish = nullptr;  // releases the tensors
 }

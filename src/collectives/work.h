@@ -9,6 +9,7 @@
 #include <lockstep/group.h>
 
 #include "base/clock.h"
+#include "collectives/message_counts.h"
 #include "collectives/shm/protocol/request.h"
 #include "rank_page/rank_page.h"
 
@@ -28,7 +29,8 @@ struct Work::State {
   c10::intrusive_ptr<c10d::Work> work;  ///< null: nothing was sent
   std::function<void()> finish;         ///< copies the result back, on the waiting thread; may be empty
   Clock::time_point started = coarse_now();
-  std::string message = "";          ///< of a send or recv: "to rank 1, tag 7"
+  std::string message = "";  ///< of a send or recv: "to rank 1, tag 7"
+  MessageCounts::Message counted = {};
   RankStatus::Awaited awaited = {};  ///< shown on the rank's page while a thread waits; nothing for a message
 
   // Owned by the thread that waits.

@@ -206,6 +206,7 @@ std::unique_ptr<Context::State> Context::State::join(OnlyContext only, const Env
   const int threads = choose_threads(present, options, environment);
   Group group = make_group(store, world.rank, world.world_size, engines(present),
                            page_group_of_all(world.rank, world.world_size));
+  lockstep::state_of(group).membership->watch(lockstep::state_of(group));
   std::unique_ptr<State> state(new State{std::move(only), world, options, environment.lockstep_run_dir.value_or(""),
                                          std::uncaught_exceptions(), fork_generation(), store, farewell, present,
                                          threads, std::move(group), std::nullopt});

@@ -14,7 +14,6 @@
 #include "checkpoint/state_hash.h"
 #include "collectives/sample.h"
 #include "data_parallel/gradient_norm.h"
-#include "fully_sharded/model_call.h"
 #include "fully_sharded/module_gradients.h"
 #include "fully_sharded/part_step.h"
 #include "fully_sharded/state.h"
@@ -23,7 +22,6 @@
 
 namespace lockstep {
 
-using fully_sharded::ModelCall;
 using fully_sharded::tell_all;
 using fully_sharded::Unit;
 
@@ -69,7 +67,7 @@ std::vector<torch::optim::OptimizerParamGroup> FullySharded::parts_of(
   for (const Unit::Parameter* parameter : state_->edits().trained()) left.insert(parameter);
   std::vector<torch::optim::OptimizerParamGroup> result = groups;
   const OperationLabel label("the making of a ZeroRedundancyOptimizer");
-  const ModelCall call(state_->place("the making of an optimizer"));
+  const CallPlace call(state_->place("the making of an optimizer"));
   fully_sharded::on_all_ranks(state_->groups()->all(), [&] {
     for (torch::optim::OptimizerParamGroup& group : result)
       for (at::Tensor& tensor : group.params()) {
@@ -96,7 +94,7 @@ std::unique_ptr<detail::Stepper> FullySharded::make_stepper(torch::optim::Optimi
     };
   };
   const OperationLabel label("the making of a ZeroRedundancyOptimizer");
-  const ModelCall call(state_->place("the making of an optimizer"));
+  const CallPlace call(state_->place("the making of an optimizer"));
   std::shared_ptr<void> token;
   fully_sharded::on_all_ranks(state_->groups()->all(), [&] { token = state_->expect_steps(); });
   return std::make_unique<fully_sharded::PartStep>(
@@ -111,7 +109,7 @@ std::unique_ptr<detail::Stepper> FullySharded::make_stepper(torch::optim::Optimi
                                       with_state([](State& state) { state.after_step(); }),
                                       [state = std::weak_ptr<State>(state_)] {
                                         const auto here = state.lock();
-                                        return here ? here->place("step()") : std::string("step()");
+                                        return here ? here->place("step()") : CallPlace::Call{.text = "step()"};
                                       },
                                       with_state([](State& state) { return state.edits().walk().lines; }), token},
       state_->part_places());
@@ -120,7 +118,7 @@ std::unique_ptr<detail::Stepper> FullySharded::make_stepper(torch::optim::Optimi
 double FullySharded::clip_grad_norm(double max_norm, double norm_type) {
   const at::NoGradGuard no_grad;
   const OperationLabel label("the norm of the gradients");
-  const ModelCall call(state_->place("clip_grad_norm()"));
+  const CallPlace call(state_->place("clip_grad_norm()"));
   std::string trouble = state_->trouble_of_gradients("clip_grad_norm()");
   if (trouble.empty() && (std::isnan(max_norm) || std::isnan(norm_type)))
     trouble = "FullyShardedDataParallel: clip_grad_norm() was given NaN";
@@ -159,7 +157,7 @@ double FullySharded::clip_grad_norm(double max_norm, double norm_type) {
 
 StateDict FullySharded::state_dict() {
   const OperationLabel label("the state_dict() of a FullyShardedDataParallel");
-  const ModelCall call(state_->place("state_dict()"));
+  const CallPlace call(state_->place("state_dict()"));
   StateDict state;
   state_->read_all("state_dict()",
                    [&](const std::string& name, const at::Tensor& value) { state.insert(name, value.clone()); });
@@ -168,7 +166,7 @@ StateDict FullySharded::state_dict() {
 
 std::string FullySharded::hash() {
   const OperationLabel label("the hash() of a FullyShardedDataParallel");
-  const ModelCall call(state_->place("hash()"));
+  const CallPlace call(state_->place("hash()"));
   Hash hash;
   state_->read_all("hash()", [&](const std::string& name, const at::Tensor& value) { add_to_hash(hash, name, value); });
   return state_->groups()->all().all_gather_bytes(hash.digits()).front();
@@ -270,7 +268,7 @@ void FullySharded::State::read_all(const char* call,
 
 StateDict FullySharded::State::state_in_slices() {
   const OperationLabel label("the state of a FullyShardedDataParallel");
-  const ModelCall call(place("the save"));
+  const CallPlace call(place("the save"));
   meet_before("saving");
   std::unordered_map<const Unit::Parameter*, at::Tensor> values;
   for (const Unit& unit : units_)
@@ -285,7 +283,7 @@ StateDict FullySharded::State::state_in_slices() {
 void FullySharded::State::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   const OperationLabel label("load_state_dict() of a FullyShardedDataParallel");
-  const ModelCall call(place("load_state_dict()"));
+  const CallPlace call(place("load_state_dict()"));
   check_between_backwards("load_state_dict()");
   tell_all(groups_->all(), fully_sharded::trouble_of([this] { check_usable(); }), "");
   std::string problems;

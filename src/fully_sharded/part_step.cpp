@@ -12,7 +12,6 @@
 #include "base/decimal.h"
 #include "base/error.h"
 #include "base/first_difference.h"
-#include "fully_sharded/model_call.h"
 #include "fully_sharded/told_to_all.h"
 #include "optim/step_plan.h"
 #include "rank_page/operation_label.h"
@@ -129,7 +128,7 @@ void PartStep::refuse_difference(const std::string& kind, const std::vector<std:
 
 void PartStep::step() {
   const at::NoGradGuard no_grad;
-  const ModelCall call(events_.place());
+  const CallPlace call(events_.place());
   agree();
   states_.flatten(*optimizer_);
   own_->step();

@@ -8,6 +8,7 @@
 #include <lockstep/group.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
+#include "collectives/call_place.h"
 #include "fully_sharded/part_states.h"
 
 namespace lockstep::fully_sharded {
@@ -16,11 +17,11 @@ namespace lockstep::fully_sharded {
 class PartStep final : public detail::Stepper {
  public:
   struct Events {
-    std::function<std::string()> trouble;   ///< why this rank cannot step; empty: it can
-    std::function<void()> after;            ///< every rank calls it
-    std::function<std::string()> place;     ///< where a rank is that steps, for the others
-    std::function<std::string()> describe;  ///< the model: lines that must be the same on all ranks
-    std::shared_ptr<void> token;            ///< there is one optimizer
+    std::function<std::string()> trouble;    ///< why this rank cannot step; empty: it can
+    std::function<void()> after;             ///< every rank calls it
+    std::function<CallPlace::Call()> place;  ///< where a rank is that steps, for the others
+    std::function<std::string()> describe;   ///< the model: lines that must be the same on all ranks
+    std::shared_ptr<void> token;             ///< there is one optimizer
   };
   /// Every rank makes it. TORCH_CHECK fails for optimizers without kernels.
   PartStep(std::shared_ptr<const MachineGroups> groups, torch::optim::Optimizer& optimizer,

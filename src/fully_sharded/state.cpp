@@ -8,7 +8,6 @@
 #include "base/loop_begin.h"
 #include "collectives/group_state.h"
 #include "fully_sharded/early_unit.h"
-#include "fully_sharded/model_call.h"
 #include "fully_sharded/module_gradients.h"
 #include "fully_sharded/part_gradients.h"
 #include "fully_sharded/told_to_all.h"
@@ -128,10 +127,9 @@ void FullySharded::State::telling(const std::function<void()>& body) {
     const auto* misuse = dynamic_cast<const c10::Error*>(&error);
     // An engine tells of it by the numbers of a machine or a rail, or of a connection that broke.
     const std::string departed = misuse == nullptr ? watch_.departed() : "";
-    const std::string text = departed.empty()
-                                 ? misuse != nullptr ? misuse->what_without_backtrace() : error.what()
-                                 : departed + ", and others still call theirs, " + fully_sharded::ModelCall::current() +
-                                       ". Every rank runs as many forwards and backwards: " + error.what();
+    const std::string text = departed.empty() ? misuse != nullptr ? misuse->what_without_backtrace() : error.what()
+                                              : departed + ", and others still call theirs, " + CallPlace::now().text +
+                                                    ". Every rank runs as many forwards and backwards: " + error.what();
     note_trouble(text);
     watch_.tell(backward_.trouble);
     if (!departed.empty()) throw Error(text);
@@ -144,14 +142,15 @@ void FullySharded::State::begins(size_t number) {
   telling([&] { use_in_forward(number); });
 }
 
-std::string FullySharded::State::place(const std::string& call) const {
+CallPlace::Call FullySharded::State::place(const std::string& call) const {
   const int passes = backward_.number - (backward_.phase == Phase::kBackward ? 1 : 0);
-  return call + " after " + std::to_string(passes) + (passes == 1 ? " backward" : " backwards") +
-         (check_.model() > 1 ? " of model " + std::to_string(check_.model()) : "");
+  return {call + " after " + std::to_string(passes) + (passes == 1 ? " backward" : " backwards") +
+              (check_.model() > 1 ? " of model " + std::to_string(check_.model()) : ""),
+          &watch_.caller()};
 }
 
 void FullySharded::State::use_in_forward(size_t number) {
-  const fully_sharded::ModelCall call(place("the forward of `" + units_[number].name() + "`"));
+  const CallPlace call(place("the forward of `" + units_[number].name() + "`"));
   if (backward_.phase == Phase::kIdle) backward_.trouble.clear();
   TORCH_CHECK(backward_.phase != Phase::kBackward, "FullyShardedDataParallel: `", units_[number].name(),
               "` was called within a backward, as activation checkpointing does, which units do not support yet");
@@ -214,7 +213,7 @@ void FullySharded::State::backward_begins() {
 
 void FullySharded::State::backward_reaches(Use& use) {
   backward_begins();
-  const fully_sharded::ModelCall call(place("the backward of `" + units_[use.unit].name() + '`'));
+  const CallPlace call(place("the backward of `" + units_[use.unit].name() + '`'));
   if (use.backward == backward_.number) return;  // by another of its outputs
   TORCH_CHECK(use.backward == 0, "FullyShardedDataParallel: a backward went through `", units_[use.unit].name(),
               "` a second time (retain_graph); run one backward for each forward");
@@ -242,7 +241,7 @@ void FullySharded::State::finish_open() {
 }
 
 void FullySharded::State::backward_ended() {
-  const fully_sharded::ModelCall call(place("the end of a backward"));
+  const CallPlace call(place("the end of a backward"));
   const at::NoGradGuard no_grad;
   finish_open();
   if (found_.units.back().layer == nullptr) note_trouble(gradients_.add(units_.size() - 1));

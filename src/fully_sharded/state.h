@@ -47,8 +47,8 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   void returns(size_t unit, const std::vector<at::Tensor>& outputs) override;
   void ends(size_t unit) noexcept override;
 
-  /// Where a rank is that is in this call of the model, for the other ranks.
-  std::string place(const std::string& call) const;
+  /// For the other ranks: this one is in that call of the model.
+  CallPlace::Call place(const std::string& call) const;
   void check_usable() const;
   void check_between_backwards(const std::string& call);
   fully_sharded::EditCheck& edits() { return edits_; }

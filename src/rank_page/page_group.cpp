@@ -36,12 +36,14 @@ PageGroup::PageGroup(std::string name, std::vector<int> ranks)
     : name_(std::move(name)), ranks_(std::move(ranks)), bits_(bits_of(ranks_)) {
   std::string identity = name_ + ":";
   for (const int rank : ranks_) identity += std::to_string(rank) + ",";
-  place_ = own_page().add_group(hash(identity), bits_, name_);
+  id_ = hash(identity);
+  place_ = own_page().add_group(id_, bits_, name_);
 }
 
 PageGroup& PageGroup::operator=(PageGroup&& other) noexcept {
   std::swap(name_, other.name_);
   std::swap(ranks_, other.ranks_);
+  std::swap(id_, other.id_);
   std::swap(bits_, other.bits_);
   other.collectives_ = collectives_.exchange(other.collectives_);
   std::swap(place_, other.place_);

@@ -37,6 +37,8 @@ class PageGroup {
   /// For messages that call the ranks of a part of all ranks by their numbers in it: "\nRanks 0, 1 of subgroup 0 are
   /// ranks 2, 3 of all."; empty for the group of all ranks, or if they are not known.
   std::string names_of_ranks() const;
+  /// RankStatus::Group::id; 0 if it is not shown.
+  uint64_t id() const { return place_ == RankPage::kNoGroup ? 0 : id_; }
   /// The bit of a rank of the group, and those of all of them; 0 if they are not known.
   uint64_t bit(int rank) const;
   uint64_t bits() const { return bits_; }
@@ -44,7 +46,7 @@ class PageGroup {
  private:
   std::string name_;
   std::vector<int> ranks_;
-  uint64_t bits_ = 0;
+  uint64_t id_ = 0, bits_ = 0;
   std::atomic<uint64_t> collectives_{0};
   int place_ = RankPage::kNoGroup;
 };

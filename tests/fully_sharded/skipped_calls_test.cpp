@@ -12,7 +12,6 @@
 #include <lockstep/checkpoint.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
-#include "fully_sharded/rank_record.h"
 #include "fully_sharded/small_gpt.h"
 #include "support/golden_message.h"
 #include "support/told_in_time.h"
@@ -21,8 +20,6 @@ namespace lockstep::skipped_calls_test {
 namespace {
 
 using namespace testing;  // NOLINT
-using fully_sharded::RankRecord;
-using fully_sharded::RankRecords;
 using torch::optim::SGDOptions;
 
 const Engine kAll[] = {{2, "shm"},
@@ -158,40 +155,6 @@ TEST(SkippedCalls, AStoppedRankMakesNone) {
     (void)training.model.hash();
     if (helper > 0) ::waitpid(helper, nullptr, 0);
   });
-}
-
-RankRecord waiting(uint64_t group, uint64_t collective, std::map<uint64_t, uint64_t> called) {
-  return {.in_call = true,
-          .place = "in a call",
-          .group = group,
-          .collective = collective,
-          .needs = ~uint64_t{0},
-          .called = std::move(called)};
-}
-
-TEST(RankRecords, NeverGoOnOnlyInACycle) {
-  const std::vector<uint64_t> bits{1, 2, 4};
-  // Ranks 0 and 1 wait for each other; rank 2 waits for rank 0.
-  RankRecords records{waiting(1, 5, {{1, 5}, {2, 3}}), waiting(2, 4, {{1, 4}, {2, 4}}), waiting(1, 5, {{1, 5}})};
-  EXPECT_EQ(ranks_that_never_go_on(records, bits), std::vector<bool>({true, true, true}));
-  records[1].reset();  // it computes
-  EXPECT_EQ(ranks_that_never_go_on(records, bits), std::vector<bool>(3, false));
-  records[1] = RankRecord{.is_gone = true, .place = "has gone", .called = {{1, 4}}};
-  EXPECT_EQ(ranks_that_never_go_on(records, bits), std::vector<bool>({true, true, true}));
-  records[0]->in_call = records[2]->in_call = false;  // the program may call the group without the model
-  EXPECT_EQ(ranks_that_never_go_on(records, bits), std::vector<bool>({false, true, false}));
-  // All have called what each waits for, as when a rank is stopped in the middle of it.
-  records = {waiting(1, 5, {{1, 5}}), waiting(1, 5, {{1, 5}}), waiting(1, 6, {{1, 6}})};
-  EXPECT_EQ(ranks_that_never_go_on(records, bits), std::vector<bool>(3, false));
-}
-
-TEST(RankRecords, ArePackedAndUnpacked) {
-  RankRecord record = waiting(7, 8, {{7, 8}, {9, 1}});
-  record.place = "in step() after 3 backwards";
-  const RankRecord same = RankRecord::unpacked(record.packed());
-  EXPECT_EQ(same.packed(), record.packed());
-  EXPECT_EQ(same.place, record.place);
-  EXPECT_EQ(same.called, record.called);
 }
 
 }  // namespace

@@ -192,7 +192,10 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible, p
     return watched(shm::Call{}.text(), [&] { return ProcessGroupGloo::barrier(options); });
   }
 
-  void interrupt(const std::string& why) override { recorder_->interrupt(why); }
+  void interrupt(const std::string& why) override {
+    recorder_->interrupt(why);
+    messages_->interrupt(why);
+  }
   void leave_word() override { recorder_->leave_word(); }
 
   int64_t bytes_sent() const { return *sent_; }

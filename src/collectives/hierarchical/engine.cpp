@@ -101,6 +101,7 @@ void Engine::interrupt(const std::string& why) {
     const MutexLock lock(ended_mutex_);
     ended_because_ = why;
   }
+  messages_->interrupt(why);
   this->abort(why);
 }
 

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "collectives/call_place.h"
+
+namespace lockstep {
+
+/// What a rank says of itself while it waits (GroupsWatch), or as it leaves a scope of calls.
+struct WaitRecord {
+  /// Messages between it and another rank.
+  struct Messages {
+    uint64_t group = 0;
+    uint64_t peer = 0;  ///< its bit
+    bool is_send = false;
+    int64_t tag = 0;  ///< MessageCounts::kNoTag: those that are not counted, of which there are some
+    auto operator<=>(const Messages&) const = default;
+  };
+  struct Count {
+    uint64_t calls = 0, done = 0;
+  };
+  struct Message {
+    bool is_send = false, needs_receive = false;  ///< as in WaitedMessage
+    int64_t tag = 0;
+    bool operator==(const Message&) const = default;
+  };
+
+  uint64_t serial = 0;                  ///< another one for each wait
+  std::string place;                    ///< "in step() after 3 backwards"
+  CallPlace::Caller caller{};           ///< in whose call
+  uint64_t group = 0;                   ///< in which it waits; 0: not known
+  uint64_t number = 0;                  ///< of the collective in the group, or of the message among those of its tag
+  uint64_t needs = 0;                   ///< the ranks without whose call it cannot end, as bits
+  std::optional<Message> message{};     ///< none: it waits for a collective
+  std::map<uint64_t, uint64_t> called;  ///< how many collectives it has called in each group
+  std::map<Messages, Count> messages;
+
+  std::string packed() const;
+  static WaitRecord unpacked(const std::string& bytes);
+};
+
+/// By rank; none: it computes, or has said nothing.
+using WaitRecords = std::vector<std::optional<WaitRecord>>;
+/// Of ranks that have left a scope of calls, by scope.
+using Departures = std::map<std::string, WaitRecords>;
+
+/// The ranks that can never go on, by rank: each waits for a call of another of them, or of one that makes no more such
+/// calls. Whatever the ages of the records: a rank that waits calls nothing, so in a cycle of such waits none was the
+/// first to go on. `bits`: that of each rank in WaitRecord::needs.
+std::vector<bool> ranks_that_never_go_on(const WaitRecords& records, const std::vector<uint64_t>& bits,
+                                         const Departures& gone = {});
+
+/// "the ranks wait for each other, so none can go on: ranks 0-2 in ...; rank 3 in ...": of those ranks.
+std::string deadlock_text(const WaitRecords& records, const std::vector<bool>& stuck, const Departures& gone = {});
+/// "ranks 0-2 in step() after 3 backwards; rank 3 in hash()", of those ranks.
+std::string places_of(const WaitRecords& records, const std::vector<bool>& of);
+/// Which have a record.
+std::vector<bool> known_ones(const WaitRecords& records);
+
+}  // namespace lockstep

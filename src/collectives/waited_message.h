@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <lockstep/group.h>
+
+#include "collectives/message_counts.h"
+
+namespace lockstep {
+
+/// Says for which message this process waits, while the object lives. Of several threads, the last one counts. What
+/// waits for a collective says so on the rank's page.
+class WaitedMessage {
+ public:
+  struct Seen {
+    uint64_t group = 0;  ///< RankStatus::Group::id; 0: not known
+    uint64_t needs = 0;  ///< the peer, as RankStatus::Awaited::needs
+    MessageCounts::Message message;
+    /// Its engine sends a message only to a rank that has called the receive; others may put it where it lies until
+    /// then, as soon as there is room.
+    bool needs_receive = false;
+    std::string label;  ///< OperationLabel of the thread that waits
+  };
+
+  /// Both outlive the object.
+  WaitedMessage(const Group::State& group, const MessageCounts::Message& message);
+  ~WaitedMessage();
+  WaitedMessage(const WaitedMessage&) = delete;
+  WaitedMessage& operator=(const WaitedMessage&) = delete;
+
+  /// Any thread may ask.
+  static std::optional<Seen> now();
+
+ private:
+  Seen seen() const;
+
+  const Group::State& group_;
+  const MessageCounts::Message& message_;
+  const std::string_view label_;
+};
+
+}  // namespace lockstep
