@@ -12,14 +12,14 @@ Python must be there: tests/python/package.py builds it.
 import argparse
 import os
 import re
+import subprocess
 import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.dirname(HERE)]
-from mpis import said  # noqa: E402
 from rounds import Figures, Rounds, print_table  # noqa: E402
-from support import BUILD, LOCKSTEP, finish, python_with_torch  # noqa: E402
+from support import BUILD, LOCKSTEP, clean_environment, finish, python_with_torch  # noqa: E402
 
 SITE = os.path.join(BUILD, "python", "site")
 COLLECTIVES = ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"]
@@ -45,23 +45,29 @@ def p50s(text):
 def run(options, python, backend, mode, collectives, sizes, calls, more=()):
     with tempfile.TemporaryDirectory(prefix="lockstep_param_") as folder:
         words = command(options, python, backend, mode, collectives, sizes, calls, more, os.path.join(folder, "meet"))
-        found = p50s(said(words, timeout=300)[0])
-    if {name for name, _ in found} != set(collectives):
-        raise RuntimeError(f"PARAM has no results of {set(collectives) - {name for name, _ in found}} on {backend}")
+        done = subprocess.run(words, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=clean_environment(), timeout=300)
+    found = p50s(done.stdout)
+    # Not the exit code: a rank may abort in Gloo as its interpreter ends, after all results.
+    counts = {name: sum(name == other for other, _ in found) for name in collectives}
+    if len(set(counts.values())) != 1 or 0 in counts.values():
+        least = [name for name, count in counts.items() if count == min(counts.values())]
+        raise RuntimeError(f"PARAM has no results of {', '.join(least)} on {backend}\n{done.stdout[-1000:]}\n{done.stderr[-1000:]}")
     return found
 
 
 def bands(options):
-    """Ranges of sizes, each with the number of calls; sizes go up by a factor from the least one."""
-    sizes = [options.bytes[0]]
-    while sizes[-1] * options.factor <= options.bytes[1]:
+    """Ranges of sizes, each with the number of calls. Sizes go up by a factor from the least one; the greatest one comes last in any case."""
+    least, greatest = options.bytes
+    sizes = [least]
+    while sizes[-1] * options.factor <= greatest:
         sizes.append(sizes[-1] * options.factor)
-    least = 0
+    parts, below = [], 0
     for most, calls in BANDS:
-        part = [size for size in sizes if least < size <= most]
-        least = most
-        if part:
-            yield (part[0], part[-1]), 3 if options.tiny else calls
+        parts.append(([size for size in sizes if below < size <= most], calls))
+        below = most
+    if sizes[-1] < greatest:
+        parts.append(([greatest], next(calls for most, calls in BANDS if greatest <= most)))
+    return [((part[0], part[-1]), 3 if options.tiny else calls) for part, calls in parts if part]
 
 
 def checked(options, python, missing):
