@@ -174,6 +174,29 @@ TEST_P(WaitsInPipelinesOn, AStepThatOneStageSkips) {
   });
 }
 
+/// Engines tell of a rank that has left.
+TEST_P(WaitsInPipelinesOn, ARankThatLeaves) {
+  run_ranks(GetParam(), [](Context& context) {
+    auto start = Clock::now();
+    std::string said = "nothing";
+    {
+      Training training(context);
+      training.train();
+      context.group().barrier();
+      if (context.rank() == 0) return;
+      start = Clock::now();
+      try {
+        training.train(1);
+        training.train(2);
+      } catch (const std::exception& error) {
+        said = error.what();
+      }
+    }
+    expect_told_in_time(start, said);
+    EXPECT_NE(said, "nothing");
+  });
+}
+
 TEST_P(WaitsInPipelinesOn, BatchNormsOverAllRanks) {
   run_ranks(GetParam(), [](Context& context) {
     torch::nn::Sequential layers;
