@@ -97,9 +97,9 @@ TEST_P(AllReduce, SizesAroundEveryThreshold) {
   const Limits limits = Limits::of(GetParam());
   const Geometry geometry = small_geometry(GetParam());
   std::vector<size_t> sizes{0, 4, 8, 44, 48, 52, 60, 64, 68, kInlineBytes - 4, kInlineBytes, kInlineBytes + 4, 4096};
-  for (size_t limit :
-       {limits.one_shot, Limits::of(GetParam(), true).one_shot, limits.private_one_shot, geometry.chunk_bytes,
-        2 * geometry.chunk_bytes, geometry.chunks * geometry.chunk_bytes, 5 * geometry.chunks * geometry.chunk_bytes})
+  for (size_t limit : {limits.one_shot, Limits::of(GetParam(), true).one_shot, limits.private_one_shot, limits.staged,
+                       geometry.chunk_bytes, 2 * geometry.chunk_bytes, geometry.chunks * geometry.chunk_bytes,
+                       5 * geometry.chunks * geometry.chunk_bytes})
     for (int delta : {-4, 0, 4}) sizes.push_back(limit + static_cast<size_t>(delta));
   with_group(GetParam(), [&](Communicator& group) {
     for (size_t bytes : sizes)

@@ -88,7 +88,8 @@ INSTANTIATE_TEST_SUITE_P(Pairs, Explorer,
                                            std::tuple(Kind::kBroadcast, Kind::kInlineReduce, 31),
                                            std::tuple(Kind::kInPlace, Kind::kInlineReduce, 0),
                                            std::tuple(Kind::kBarrier, Kind::kEagerReduce, 31),
-                                           std::tuple(Kind::kInlineReduce, Kind::kMessage, 0)));
+                                           std::tuple(Kind::kInlineReduce, Kind::kMessage, 0),
+                                           std::tuple(Kind::kStagedReduce, Kind::kInlineReduce, 0)));
 
 class ExplorerOfOne : public ::testing::TestWithParam<std::tuple<int, Kind>> {};
 
@@ -144,6 +145,8 @@ INSTANTIATE_TEST_SUITE_P(Draws, RandomExplorer,
                                            Draw{3, Kind::kInlineReduce, Kind::kInlineReduce, 31, 2},
                                            Draw{3, Kind::kInPlace, Kind::kEagerReduce, 31, 2},
                                            Draw{3, Kind::kInPlace, Kind::kThreeRounds, 0, 2},
+                                           Draw{2, Kind::kStagedReduce, Kind::kStagedReduce, 0, 2},
+                                           Draw{3, Kind::kStagedReduce, Kind::kInPlace, 31, 2},
                                            Draw{3, Kind::kThreeRounds, Kind::kThreeRounds, 31, 2},
                                            Draw{3, Kind::kBroadcastInRounds, Kind::kThreeRounds, 0, 1},
                                            Draw{3, Kind::kAllToAllInRounds, Kind::kBroadcastInRounds, 0, 2},

@@ -190,7 +190,7 @@ TEST_P(Disagreement, MemoryThatIsLackingInRunEndsTheGroupAndLeavesNothingQueued)
   for (int allocations = 0; has_failed; ++allocations) {
     std::atomic<bool> failed{false};
     with_group(n, [&](Communicator& group) {
-      std::vector<float> x(100'000, 1), y(100'000);  // through chunks, whose state is allocated
+      std::vector<float> x(200'000, 1), y(200'000);  // through chunks, whose state is allocated
       Request request = floats(OperationKind::kAllReduce, x.size(), x);
       request.output = y.data();
       const auto start = Clock::now();

@@ -15,6 +15,7 @@ namespace lockstep::shm {
 
 /// So that data behind, beside and without a copy are all small.
 inline constexpr size_t kOneShot = kInlineBytes + 128;
+inline constexpr size_t kStaged = kOneShot + 64;
 
 /// Memory for two groups, made once and cleared before each execution.
 class Memory {
@@ -35,7 +36,7 @@ class Memory {
     std::vector<PeerWatch> watches(static_cast<size_t>(ranks_));
     return std::make_unique<Communicator>(
         World(rank, geometry_, segments_, std::move(watches), true), std::make_shared<ProgressSet>(),
-        Limits{.one_shot = kOneShot, .private_one_shot = kOneShot, .eager = kOneShot});
+        Limits{.one_shot = kOneShot, .private_one_shot = kOneShot, .staged = kStaged, .eager = kOneShot});
   }
   void wipe() {
     const std::byte nonce[16] = {};
@@ -55,6 +56,7 @@ enum class Kind {
   kInlineReduce,
   kEagerReduce,
   kInPlace,
+  kStagedReduce,
   kBroadcast,
   kBarrier,
   kMessage,
@@ -84,6 +86,8 @@ inline size_t elements(Kind kind) {
       return kInlineBytes / 4 + 1;
     case Kind::kInPlace:
       return kOneShot / 4 + 1;
+    case Kind::kStagedReduce:
+      return kOneShot / 4 + 3;
     case Kind::kTwoRounds:
       return 2 * kChunk / 4;
     case Kind::kThreeRounds:

@@ -40,11 +40,12 @@ bool Announcer::place_package(Operation& operation, Line& line, uint64_t& blocke
   const bool one_way = has_root(request.kind) && bytes > kResidentOneWay;
   const bool resident = transfer.gives(rank) && input != nullptr && (!all_reduce || is_in_place(request)) && !one_way &&
                         arena_.contains(input, bytes);
-  const size_t limit = all_reduce ? (resident ? limits_.one_shot : limits_.private_one_shot) : limits_.eager;
+  const size_t limit = all_reduce ? (resident ? limits_.one_shot : limits_.staged) : limits_.eager;
+  const bool in_slices = all_reduce && bytes > limits_.private_one_shot;
   const bool stage = uneven || (transfer.package_bytes() <= limit && bytes > 0);
   std::optional<size_t> at;
   if (stage) {
-    at = allocate_eager(operation.sequence, bytes, blocked_on);
+    at = allocate_eager(operation.sequence, bytes, in_slices, blocked_on);
     if (!at) return false;
     std::byte* to = world_.eager(rank) + *at;
     if (uneven) {
@@ -53,6 +54,8 @@ bool Announcer::place_package(Operation& operation, Line& line, uint64_t& blocke
                 reinterpret_cast<uint64_t*>(to));
       std::copy(request.pieces().receive_counts.begin(), request.pieces().receive_counts.end(),
                 reinterpret_cast<uint64_t*>(to) + world_.size());
+    } else if (in_slices) {
+      transfer.pack_for_slices(to);
     } else {
       transfer.pack(to, transfer.block_bytes(), 0, transfer.block_bytes());
     }
@@ -63,12 +66,13 @@ bool Announcer::place_package(Operation& operation, Line& line, uint64_t& blocke
   return true;
 }
 
-std::optional<size_t> Announcer::allocate_eager(uint64_t sequence, size_t bytes, uint64_t& blocked_on) {
-  eager_.release(finished_.least());
-  auto at = eager_.allocate(sequence, bytes);
+std::optional<size_t> Announcer::allocate_eager(uint64_t sequence, size_t bytes, bool until_here,
+                                                uint64_t& blocked_on) {
+  eager_.release(finished_.least(), finished_.own());
+  auto at = eager_.allocate(sequence, bytes, until_here);
   if (!at && finished_.everyone(finished_.own(), blocked_on)) {  // what was known may be stale
-    eager_.release(finished_.least());
-    at = eager_.allocate(sequence, bytes);
+    eager_.release(finished_.least(), finished_.own());
+    at = eager_.allocate(sequence, bytes, until_here);
   }
   return at;
 }

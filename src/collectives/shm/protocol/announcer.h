@@ -24,7 +24,7 @@ class Announcer {
 
  private:
   bool place_package(Operation& operation, Line& line, uint64_t& blocked_on);
-  std::optional<size_t> allocate_eager(uint64_t sequence, size_t bytes, uint64_t& blocked_on);
+  std::optional<size_t> allocate_eager(uint64_t sequence, size_t bytes, bool until_here, uint64_t& blocked_on);
 
   const World& world_;
   const Arena& arena_;

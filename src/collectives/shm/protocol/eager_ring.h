@@ -10,18 +10,20 @@
 namespace lockstep::shm {
 
 /// Allocates the places in a rank's eager area for the data of its next small operations. Ranges are allocated in order
-/// and freed when every rank has finished the operation. The lowest free place is preferred, so that blocking calls
-/// alternate between two ranges that stay in the cache.
+/// and freed when every rank has finished the operation, or this one where the others are done with them by then. The
+/// lowest free place is preferred, so that blocking calls use one or two ranges, which stay in the cache.
 class EagerRing {
  public:
   explicit EagerRing(size_t bytes) : bytes_(bytes) {}
 
-  /// Every rank has finished the operations up to this one.
-  void release(uint64_t finished) {
-    while (!live_.empty() && live_.front().sequence <= finished) live_.pop_front();
+  /// Every rank has finished the operations up to the first of these, this rank those up to the second.
+  void release(uint64_t finished, uint64_t finished_here) {
+    while (!live_.empty() && live_.front().sequence <= (live_.front().until_here ? finished_here : finished))
+      live_.pop_front();
   }
 
-  std::optional<size_t> allocate(uint64_t sequence, size_t wanted) {
+  /// `until_here`: nobody else uses the range once this rank has finished the operation.
+  std::optional<size_t> allocate(uint64_t sequence, size_t wanted, bool until_here) {
     wanted = Geometry::round_up(wanted, kCacheLine);
     size_t begin = 0;
     if (!live_.empty()) {
@@ -36,7 +38,7 @@ class EagerRing {
     } else if (wanted > bytes_) {
       return std::nullopt;
     }
-    live_.push_back({sequence, begin, begin + wanted});
+    live_.push_back({sequence, begin, begin + wanted, until_here});
     return begin;
   }
 
@@ -44,6 +46,7 @@ class EagerRing {
   struct Range {
     uint64_t sequence;
     size_t begin, end;
+    bool until_here;
   };
   size_t bytes_;
   std::deque<Range> live_;

@@ -45,6 +45,8 @@ class Mover {
   bool move_in_place(Operation& operation, uint64_t& blocked_on);
   bool move_in_rounds(Operation& operation, uint64_t& blocked_on);
   void reduce_own_slice(Operation& operation);
+  /// Copies that rank's slice of the sums out of where this rank's data were staged, if they were.
+  void take_slice(const Operation& operation, int from);
 
   const World& world_;
   /// Of the operations that are over; the same on all ranks.

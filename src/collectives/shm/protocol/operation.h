@@ -17,7 +17,7 @@ class Rounds;
 enum class Method : uint8_t {
   kInline,   ///< in the announcing line
   kEager,    ///< from every rank's eager area, at once
-  kInPlace,  ///< all_reduce of resident buffers: each rank sums its slice in place
+  kInPlace,  ///< all_reduce: each rank sums its slice of all buffers, resident or staged, in place
   kRounds,   ///< in bounded rounds through the chunks, or straight from resident inputs
 };
 
@@ -25,6 +25,7 @@ enum class Method : uint8_t {
 struct Limits {
   size_t one_shot;          ///< all_reduce: every rank sums everything, whatever the memory
   size_t private_one_shot;  ///< the same for all_reduce of private buffers
+  size_t staged;            ///< these are copied when announced, and summed in slices where they were copied to
   size_t eager;             ///< all other operations: packages are copied when announced
   /// `crowded`: there are more ranks than processors for them.
   static Limits of(int world_size, bool crowded = false);
@@ -56,10 +57,10 @@ class Operation : public Work {
   const ReduceFunction reduce;
   Stage stage = Stage::kQueued;
   Method method = Method::kInline;
-  uint64_t arrived = 0;   ///< ranks whose announcement was seen and agrees, as bits
-  uint64_t resident = 0;  ///< ranks whose package lies in resident memory, as bits
-  uint64_t staged = 0;    ///< ranks whose package lies in their eager area, as bits
-  bool slice_reduced = false;
+  uint64_t arrived = 0;         ///< ranks whose announcement was seen and agrees, as bits
+  uint64_t resident = 0;        ///< ranks whose package lies in resident memory, as bits
+  uint64_t staged = 0;          ///< ranks whose package lies in their eager area, as bits
+  uint64_t summed = 0;          ///< kInPlace: ranks whose slice has reached this rank's output, as bits
   uint64_t round_count = 0;     ///< the number of its rounds, the same on every rank; known once it moves
   std::vector<double> factors;  ///< kPremulSum: every rank's factor
   std::unique_ptr<Rounds> rounds;

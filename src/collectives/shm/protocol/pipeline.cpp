@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 
 #include "base/error.h"
+#include "collectives/shm/kernels/take_over.h"
 #include "collectives/shm/protocol/rounds.h"
 #include "collectives/shm/protocol/verdict.h"
 #include "rank_page/operation_label.h"
@@ -114,10 +116,12 @@ void Pipeline::choose_method(Operation& operation) {
   const bool all_reduce = operation.request.kind == OperationKind::kAllReduce;
   operation.method = Method::kRounds;
   if (operation.request.kind == OperationKind::kAllToAllUneven) return;
-  const bool at_once = all_reduce ? operation.staged == everyone : operation.transfer.package_bytes() <= limits_.eager;
+  const size_t bytes = operation.transfer.package_bytes();
+  const bool at_once =
+      all_reduce ? operation.staged == everyone && bytes <= limits_.private_one_shot : bytes <= limits_.eager;
   if (at_once || world_.size() == 1)
     operation.method = Method::kEager;
-  else if (all_reduce && operation.resident == everyone)
+  else if (all_reduce && (operation.resident | operation.staged) == everyone)
     operation.method = Method::kInPlace;
 }
 
@@ -152,8 +156,11 @@ void Pipeline::finish(Operation& operation) {
   // again.
   world_.mine().finished.store(operation.sequence, std::memory_order_seq_cst);
   world_.notify();
-  // The others' caches hold the line that will announce the next operation: fetching it now saves the time then.
-  __builtin_prefetch(&world_.line(world_.rank(), operation.sequence + 1), 1);
+  // The others' caches hold the line that will announce the next operation, which is often like this one: fetching it
+  // now saves the time then.
+  const size_t inline_bytes = operation.fits_inline() ? operation.transfer.package_bytes() : 0;
+  fetch_to_write(&world_.line(world_.rank(), operation.sequence + 1),
+                 offsetof(Line, data) + std::max<size_t>(inline_bytes, 1));
 }
 
 }  // namespace lockstep::shm

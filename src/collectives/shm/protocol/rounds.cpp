@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "collectives/shm/kernels/take_over.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep::shm {
@@ -49,18 +50,16 @@ size_t Rounds::longest_block() const {
   return longest;
 }
 
-Rounds::Range Rounds::range(uint64_t round) const {
+Range Rounds::range(uint64_t round) const {
   const size_t block =
       operation_.request.kind == OperationKind::kAllToAllUneven ? SIZE_MAX : operation_.transfer.block_bytes();
   const size_t begin = round * round_bytes_;
   return {begin, std::min(begin + round_bytes_, block)};
 }
 
-Rounds::Range Rounds::slice(int rank, Range whole) const {
-  const auto n = static_cast<size_t>(world_.size()), r = static_cast<size_t>(rank);
-  const size_t bytes = whole.end - whole.begin;
-  const size_t part = Geometry::round_up((bytes + n - 1) / n, kCacheLine);
-  return {whole.begin + std::min(bytes, r * part), whole.begin + std::min(bytes, (r + 1) * part)};
+Range Rounds::slice(int rank, Range whole) const {
+  const Range part = slice_of(rank, world_.size(), whole.bytes(), kCacheLine);
+  return {whole.begin + part.begin, whole.begin + part.end};
 }
 
 bool Rounds::all_reached(Word Control::*word, uint64_t ranks, uint64_t value, uint64_t& blocked_on) const {
@@ -80,6 +79,7 @@ bool Rounds::may_fill(uint64_t round, uint64_t& blocked_on) const {
   const uint64_t chunks = world_.geometry().chunks;
   // The first rounds reuse chunks of an earlier operation, which any rank may have read.
   if (round < chunks) return all_reached(&Control::finished, world_.others(), operation_.sequence - 1, blocked_on);
+  if (in_slices_) return drained_ > round - chunks;  // after the others: see may_drain()
   uint64_t still_reading = 0;
   const uint64_t old = round - chunks;
   for (uint64_t ranks = readers_; ranks != 0; ranks &= ranks - 1) {
@@ -128,17 +128,16 @@ void Rounds::fill(uint64_t round) {
 
 void Rounds::reduce(uint64_t round) {
   const Range whole = range(round), own = slice(world_.rank(), whole);
+  const int me = world_.rank();
   const void* inputs[kMaxRanks];
-  for (int r = 0; r < world_.size(); ++r) inputs[r] = world_.chunk(r, round) + (own.begin - whole.begin);
-  inputs[world_.rank()] = static_cast<const std::byte*>(operation_.request.input) + own.begin;
-  void* sum = static_cast<std::byte*>(operation_.request.output) + own.begin;
-  void* outputs[] = {sum};
-  operation_.reduce({outputs, 1, inputs, world_.size(), (own.end - own.begin) / element_bytes(operation_.request.type),
-                     operation_.factors.data()});
-  // A second output of the reduction would be slower than this copy: the others' caches hold these lines from an
-  // earlier round, and ordinary stores would wait for each line in turn, where memcpy writes them without fetching
-  // them.
-  std::memcpy(world_.chunk(world_.rank(), round) + (own.begin - whole.begin), sum, own.end - own.begin);
+  void* outputs[kMaxRanks];
+  for (int r = 0; r < world_.size(); ++r) inputs[r] = outputs[r] = world_.chunk(r, round) + (own.begin - whole.begin);
+  inputs[me] = static_cast<const std::byte*>(operation_.request.input) + own.begin;
+  outputs[me] = static_cast<std::byte*>(operation_.request.output) + own.begin;
+  const size_t element = element_bytes(operation_.request.type);
+  reduce_and_take_over(
+      operation_.reduce,
+      {outputs, world_.size(), inputs, world_.size(), own.bytes() / element, operation_.factors.data()}, me, element);
   reduced_ = round + 1;
   publish(world_.mine().reduced, round + 1);
 }
@@ -154,21 +153,21 @@ const std::byte* Rounds::source(int rank, uint64_t round) const {
 
 void Rounds::drain(uint64_t round) {
   const Range whole = range(round);
-  if (in_slices_) {
-    auto* output = static_cast<std::byte*>(operation_.request.output);
-    for (int r = 0; r < world_.size(); ++r) {
-      if (r == world_.rank()) continue;
-      const Range theirs = slice(r, whole);
-      std::memcpy(output + theirs.begin, world_.chunk(r, round) + (theirs.begin - whole.begin),
-                  theirs.end - theirs.begin);
-    }
-  } else {
-    const std::byte* from[kMaxRanks];
-    for (int r = 0; r < world_.size(); ++r) from[r] = r == world_.rank() ? nullptr : source(r, round);
-    operation_.transfer.unpack(from, whole.begin, whole.end, operation_.reduce, operation_.factors.data());
-  }
+  if (in_slices_) return drain_sums(round, whole);
+  const std::byte* from[kMaxRanks];
+  for (int r = 0; r < world_.size(); ++r) from[r] = r == world_.rank() ? nullptr : source(r, round);
+  operation_.transfer.unpack(from, whole.begin, whole.end, operation_.reduce, operation_.factors.data());
   drained_ = round + 1;
   publish(world_.mine().drained, round + 1);
+}
+
+void Rounds::drain_sums(uint64_t round, Range whole) {
+  auto* output = static_cast<std::byte*>(operation_.request.output);
+  const std::byte* chunk = world_.chunk(world_.rank(), round);
+  const Range own = slice(world_.rank(), whole);
+  std::memcpy(output + whole.begin, chunk, own.begin - whole.begin);
+  std::memcpy(output + own.end, chunk + (own.end - whole.begin), whole.end - own.end);
+  drained_ = round + 1;  // nobody waits for this
 }
 
 bool Rounds::step(uint64_t& blocked_on) {

@@ -10,13 +10,13 @@ namespace lockstep::shm {
 /// Moves a large operation in rounds through the ranks' chunks, whose memory is bounded and stays in the cache.
 ///
 ///   fill    a rank writes round k of its package into its chunk k mod chunks     -> word `filled`
-///   reduce  (all_reduce only) it sums its slice of round k over all chunks,
-///           into its output and its own chunk, where that slice was left empty   -> word `reduced`
-///   drain   it takes round k from the others' chunks                             -> word `drained`
+///   reduce  (all_reduce only) it sums its slice of round k over its own input
+///           and the others' chunks, into its output and those chunks             -> word `reduced`
+///   drain   it takes round k from the others' chunks, or the sums from its own   -> word `drained`
 ///
-/// A chunk is filled again when all its readers have drained it. The three stages overlap: step() does whatever can be
-/// done and never waits. A rank whose package is in resident memory fills nothing: the others read it in place, and its
-/// operation ends when they have drained it.
+/// A chunk is filled again when all its readers have drained it: of an all_reduce only its owner, once all have
+/// reduced. The three stages overlap: step() does whatever can be done and never waits. A rank whose package is in
+/// resident memory fills nothing: the others read it in place, and its operation ends when they have drained it.
 class Rounds {
  public:
   /// `before`: the number of rounds of all earlier operations of the group.
@@ -33,9 +33,6 @@ class Rounds {
   uint64_t moved() const { return filled_ + reduced_ + drained_; }
 
  private:
-  struct Range {
-    size_t begin, end;
-  };
   Range range(uint64_t round) const;
   Range slice(int rank, Range range) const;
   /// Rounds needed to move `bytes` of a block.
@@ -53,6 +50,7 @@ class Rounds {
   void reduce(uint64_t round);
   void drain(uint64_t round);
   const std::byte* source(int rank, uint64_t round) const;
+  void drain_sums(uint64_t round, Range whole);
   void publish(Word& word, uint64_t rounds);
 
   const World& world_;

@@ -74,6 +74,12 @@ void Transfer::pack(std::byte* to, size_t stride, size_t begin, size_t end) cons
   }
 }
 
+void Transfer::pack_for_slices(std::byte* to) const {
+  const Range own = slice(rank_);
+  copy(to, input_block(rank_), own.begin);
+  copy(to + own.end, input_block(rank_) + own.end, block_bytes_ - own.end);
+}
+
 void Transfer::unpack(const std::byte* const* from, size_t begin, size_t end, ReduceFunction reduce,
                       const double* factors) const {
   auto* output = static_cast<std::byte*>(request_.output);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -8,6 +9,18 @@
 #include "collectives/shm/segment/layout.h"
 
 namespace lockstep::shm {
+
+/// A part of a buffer, in bytes.
+struct Range {
+  size_t begin, end;
+  size_t bytes() const { return end - begin; }
+};
+/// The part that `rank` sums of a buffer of so many bytes. Parts begin at multiples of `to`.
+inline Range slice_of(int rank, int ranks, size_t bytes, size_t to) {
+  const auto n = static_cast<size_t>(ranks), r = static_cast<size_t>(rank);
+  const size_t part = Geometry::round_up((bytes + n - 1) / n, to);
+  return {std::min(bytes, r * part), std::min(bytes, (r + 1) * part)};
+}
 
 /// Which bytes an operation moves between which ranks: pure copying and reducing, no flags and no waiting.
 ///
@@ -27,6 +40,10 @@ class Transfer {
 
   size_t block_bytes() const { return block_bytes_; }
   bool has_block_per_rank() const { return per_rank_; }
+  /// What `rank` sums of an all_reduce in slices: of large ones whole pages.
+  Range slice(int rank) const {
+    return slice_of(rank, size_, block_bytes_, block_bytes_ >= (size_t{1} << 20) ? 4096 : kCacheLine);
+  }
   size_t package_bytes() const { return per_rank_ ? block_bytes_ * static_cast<size_t>(size_) : block_bytes_; }
 
   /// Whether `rank` gives data to others, takes data from others, or takes data from `from` in particular.
@@ -43,6 +60,9 @@ class Transfer {
 
   /// The contiguous input of this rank's package, or null if it is in pieces.
   const void* contiguous_input() const;
+
+  /// all_reduce in slices: writes the package to `to`, but for this rank's own slice.
+  void pack_for_slices(std::byte* to) const;
 
   /// Writes [begin, end) of every block to `to` + block number * stride. Of several blocks this rank's own is left out.
   void pack(std::byte* to, size_t stride, size_t begin, size_t end) const;

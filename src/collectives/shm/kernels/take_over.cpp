@@ -1,0 +1,49 @@
+#include "collectives/shm/kernels/take_over.h"
+
+#include <algorithm>
+
+#include "collectives/shm/segment/layout.h"
+
+namespace lockstep::shm {
+namespace {
+
+/// Of all outputs together: it is on its way while what comes before it is summed. A processor cannot fetch much more
+/// at once.
+constexpr size_t kFetchedAhead = size_t{2} << 10;
+
+}  // namespace
+
+void fetch_to_write(const void* from, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += kCacheLine) {
+#ifdef __x86_64__
+    // What the compiler makes of its builtin here fetches the line for reading. Processors without this instruction do
+    // nothing.
+    asm volatile("prefetchw %0" : : "m"(static_cast<const char*>(from)[at]));
+#else
+    __builtin_prefetch(static_cast<const char*>(from) + at, 1);
+#endif
+  }
+}
+
+void reduce_and_take_over(ReduceFunction kernel, const Reduction& reduction, int own, size_t element_bytes) {
+  const size_t bytes = reduction.count * element_bytes;
+  const auto others = static_cast<size_t>(std::max(1, reduction.output_count - 1));
+  const size_t piece = std::max<size_t>(kFetchedAhead / others / kCacheLine, 4) * kCacheLine;
+  const auto fetch = [&](size_t begin) {
+    const size_t length = std::min(piece, bytes - begin);
+    for (int o = 0; o < reduction.output_count; ++o)
+      if (o != own) fetch_to_write(static_cast<std::byte*>(reduction.outputs[o]) + begin, length);
+  };
+  void* outputs[kMaxRanks];
+  const void* inputs[kMaxRanks];
+  if (bytes > 0) fetch(0);
+  for (size_t at = 0; at < bytes; at += piece) {
+    if (at + piece < bytes) fetch(at + piece);
+    for (int i = 0; i < reduction.output_count; ++i) outputs[i] = static_cast<std::byte*>(reduction.outputs[i]) + at;
+    for (int i = 0; i < reduction.input_count; ++i) inputs[i] = static_cast<const std::byte*>(reduction.inputs[i]) + at;
+    kernel({outputs, reduction.output_count, inputs, reduction.input_count, std::min(piece, bytes - at) / element_bytes,
+            reduction.factors});
+  }
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstddef>
+
+#include "collectives/shm/kernels/reduce.h"
+
+namespace lockstep::shm {
+
+/// kernel(reduction), whose outputs are inputs as well; those but output `own` lie in other ranks' memory.
+///
+/// A line that another processor has written is fetched for writing at once, not for reading first: the same line then
+/// brings the input and takes the sum back. Asking only later to write what another cache has seen takes several times
+/// as long (64 KiB on 2 cores, AMD EPYC: 10 us; fetching them for writing takes 2.5).
+void reduce_and_take_over(ReduceFunction kernel, const Reduction& reduction, int own, size_t element_bytes);
+
+/// Asks for the lines of this range, which begins at one, to be written soon. Does not wait for them.
+void fetch_to_write(const void* from, size_t bytes);
+
+}  // namespace lockstep::shm
