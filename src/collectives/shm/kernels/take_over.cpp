@@ -11,8 +11,6 @@ namespace {
 /// at once.
 constexpr size_t kFetchedAhead = size_t{2} << 10;
 
-}  // namespace
-
 void fetch_to_write(const void* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kCacheLine) {
 #ifdef __x86_64__
@@ -24,6 +22,8 @@ void fetch_to_write(const void* from, size_t bytes) {
 #endif
   }
 }
+
+}  // namespace
 
 void reduce_and_take_over(ReduceFunction kernel, const Reduction& reduction, int own, size_t element_bytes) {
   const size_t bytes = reduction.count * element_bytes;

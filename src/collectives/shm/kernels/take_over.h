@@ -13,7 +13,4 @@ namespace lockstep::shm {
 /// as long (64 KiB on 2 cores, AMD EPYC: 10 us; fetching them for writing takes 2.5).
 void reduce_and_take_over(ReduceFunction kernel, const Reduction& reduction, int own, size_t element_bytes);
 
-/// Asks for the lines of this range, which begins at one, to be written soon. Does not wait for them.
-void fetch_to_write(const void* from, size_t bytes);
-
 }  // namespace lockstep::shm

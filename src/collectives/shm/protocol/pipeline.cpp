@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstddef>
 
 #include "base/error.h"
-#include "collectives/shm/kernels/take_over.h"
 #include "collectives/shm/protocol/rounds.h"
 #include "collectives/shm/protocol/verdict.h"
 #include "rank_page/operation_label.h"
@@ -156,11 +154,9 @@ void Pipeline::finish(Operation& operation) {
   // again.
   world_.mine().finished.store(operation.sequence, std::memory_order_seq_cst);
   world_.notify();
-  // The others' caches hold the line that will announce the next operation, which is often like this one: fetching it
-  // now saves the time then.
-  const size_t inline_bytes = operation.fits_inline() ? operation.transfer.package_bytes() : 0;
-  fetch_to_write(&world_.line(world_.rank(), operation.sequence + 1),
-                 offsetof(Line, data) + std::max<size_t>(inline_bytes, 1));
+  // The others' caches hold the line that will announce the next operation: fetching it now saves the time then. (For
+  // x86 the compiler fetches it for reading. For writing, 4 bytes took 0.9 of the time, but 64 bytes to 1 KiB 1.1.)
+  __builtin_prefetch(&world_.line(world_.rank(), operation.sequence + 1), 1);
 }
 
 }  // namespace lockstep::shm
