@@ -26,25 +26,40 @@ std::vector<at::Tensor> checkpointed(Segment segment, std::vector<at::Tensor> in
 
 /// What a checkpointed function may return, as a list and back.
 template <typename Result>
-struct Tensors;
+struct Tensors {
+  static constexpr bool kIsAny = false;
+};
 template <>
 struct Tensors<at::Tensor> {
-  static std::vector<at::Tensor> of(const at::Tensor& tensor) { return {tensor}; }
-  static at::Tensor from(const std::vector<at::Tensor>& list) { return list.front(); }
+  static constexpr bool kIsAny = true;
+  static void add(const at::Tensor& tensor, std::vector<at::Tensor>& list) { list.push_back(tensor); }
+  static at::Tensor take(const std::vector<at::Tensor>& list, size_t& next) { return list[next++]; }
 };
+/// Of a function that returns nothing else.
 template <>
 struct Tensors<std::vector<at::Tensor>> {
-  static const std::vector<at::Tensor>& of(const std::vector<at::Tensor>& tensors) { return tensors; }
-  static const std::vector<at::Tensor>& from(const std::vector<at::Tensor>& list) { return list; }
+  static constexpr bool kIsAny = true;
+  static void add(const std::vector<at::Tensor>& tensors, std::vector<at::Tensor>& list) { list = tensors; }
+  static const std::vector<at::Tensor>& take(const std::vector<at::Tensor>& list, size_t&) { return list; }
 };
 template <typename... T>
-requires(std::is_same_v<T, at::Tensor>&&...) struct Tensors<std::tuple<T...>> {
-  static std::vector<at::Tensor> of(const std::tuple<T...>& tensors) {
-    return std::apply([](const T&... one) { return std::vector<at::Tensor>{one...}; }, tensors);
+struct Tensors<std::tuple<T...>> {
+  static constexpr bool kIsAny = (... && (Tensors<T>::kIsAny && !std::is_same_v<T, std::vector<at::Tensor>>));
+  static void add(const std::tuple<T...>& several, std::vector<at::Tensor>& list) {
+    std::apply([&](const T&... one) { (Tensors<T>::add(one, list), ...); }, several);
   }
-  static std::tuple<T...> from(const std::vector<at::Tensor>& list) {
-    return [&]<size_t... I>(std::index_sequence<I...>) { return std::tuple<T...>{list[I]...}; }
-    (std::index_sequence_for<T...>());
+  static std::tuple<T...> take(const std::vector<at::Tensor>& list, size_t& next) {
+    return std::tuple<T...>{Tensors<T>::take(list, next)...};
+  }
+};
+template <typename A, typename B>
+struct Tensors<std::pair<A, B>> {
+  static constexpr bool kIsAny = Tensors<std::tuple<A, B>>::kIsAny;
+  static void add(const std::pair<A, B>& both, std::vector<at::Tensor>& list) {
+    Tensors<std::tuple<A, B>>::add(std::tuple<A, B>(both), list);
+  }
+  static std::pair<A, B> take(const std::vector<at::Tensor>& list, size_t& next) {
+    return std::pair<A, B>{Tensors<A>::take(list, next), Tensors<B>::take(list, next)};
   }
 };
 
@@ -64,6 +79,8 @@ const auto& replaced(const Input& input, const std::vector<at::Tensor>& given, s
 template <typename Call, typename... Inputs>
 auto checkpointed_call(Call call, std::vector<std::shared_ptr<torch::nn::Module>> modules, const Inputs&... inputs) {
   using Result = std::remove_cvref_t<std::invoke_result_t<Call&, const Inputs&...>>;
+  static_assert(Tensors<Result>::kIsAny,
+                "checkpoint(): the function must return a tensor, a vector of tensors, or a tuple or pair of tensors");
   if (!at::GradMode::is_enabled()) return Result(call(inputs...));
   std::vector<at::Tensor> tensors;
   const auto take = [&]<typename Input>(const Input& input) {
@@ -82,11 +99,15 @@ auto checkpointed_call(Call call, std::vector<std::shared_ptr<torch::nn::Module>
     return std::apply(
         [&](const auto&... other) {
           const std::tuple<decltype(replaced(other, given, next))...> all{replaced(other, given, next)...};
-          return Tensors<Result>::of(std::apply(call, all));
+          std::vector<at::Tensor> list;
+          Tensors<Result>::add(std::apply(call, all), list);
+          return list;
         },
         others);
   };
-  return Result(Tensors<Result>::from(checkpointed(std::move(segment), std::move(tensors), std::move(modules))));
+  size_t next = 0;
+  const auto list = checkpointed(std::move(segment), std::move(tensors), std::move(modules));
+  return Result(Tensors<Result>::take(list, next));
 }
 
 template <typename Module, typename Forward = decltype(&Module::forward)>
@@ -114,33 +135,39 @@ class CheckpointedLayer<Module, Result (Base::*)(Arguments...) const>
 
 /// Calls a function, or a module's forward, and keeps only its inputs for backward, which calls it again to have the
 /// activations (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; PyTorch's
-/// torch.utils.checkpoint). Takes less memory for about a third more time. The gradients are the same bits.
+/// torch.utils.checkpoint). Takes less memory for about a third more time. The gradients are the same bits, unless an
+/// operation computes otherwise without a graph, as recurrent layers do.
 ///
 ///     x = lockstep::checkpoint(block, x);                                             // a module holder, or
-///     shared_ptr auto [a, b] = lockstep::checkpoint([net](const at::Tensor& x, int n) { ... }, x, 3);
+///     shared_ptr auto [a, b] = lockstep::checkpoint([net](const at::Tensor& x, int n) mutable { ... }, x, 3);
 ///
-/// Returns what the function returns: a tensor, or a vector or tuple of tensors. Gradients flow to the inputs that are
-/// tensors, and to whatever the function reads; other inputs are copied. The function lives until backward is over, so
-/// it holds by value what it needs. Calls may be nested, and any number of outputs may be left out of the loss. The
-/// second call has the random numbers of the first, on the devices of the inputs too, and its autocast(). Buffers that
-/// a module changes in forward, such as running statistics, are changed once; those of a module that a function calls
-/// are changed twice. A DistributedDataParallel reduces the gradients as ever. No message of its own: layers that
-/// communicate in forward, as synchronized batch norms do, communicate again in backward, so every rank checkpoints the
-/// same.
+/// Returns what the function returns: a tensor, a vector of tensors, or a tuple or pair of tensors or such. Gradients
+/// flow to the inputs that are tensors, and to whatever the function reads; other inputs are copied. The function lives
+/// until backward is over, so it holds by value what it needs. Calls may be nested, and any number of outputs may be
+/// left out of the loss. The second call has the random numbers of the first from torch's generators, on the devices of
+/// the inputs too, and its autocast(). A module's buffers have the values of the first call in the second, and
+/// afterwards those that they had before it; those of modules that a function calls change twice. A
+/// DistributedDataParallel reduces the gradients as ever. No message of its own: layers that communicate in forward, as
+/// synchronized batch norms do, communicate again in backward, so every rank checkpoints the same.
 ///
-/// Backward throws c10::Error if the second call returns tensors of other shapes or types; if a module's parameters
-/// were changed, or its training mode, since the first call; with create_graph; and for autograd::grad() and
-/// backward(inputs), which ask for some gradients only. A ShardedUnit cannot be checkpointed. Without grad mode, it is
-/// a plain call.
+/// c10::Error is thrown where the function changes an input in place. Backward throws it if the second call returns
+/// other tensors, or, on a CPU, other values, which some elements tell; if a module's parameters, buffers, training
+/// mode or layers were changed since the first call; with create_graph; and for autograd::grad() and backward(inputs),
+/// which ask for some gradients only. A layer of a ShardedUnit is checkpointed within it,
+/// ShardedUnit<Checkpointed<Layer>>, not around it. Without grad mode, it is a plain call.
 template <typename Function, typename... Inputs>
-auto checkpoint(Function function, const Inputs&... inputs) {
-  static_assert(!detail::ModuleOnStack<Function>, LOCKSTEP_MODULE_ON_STACK);
+auto checkpoint(Function&& function, const Inputs&... inputs) {
+  using Callable = std::remove_cvref_t<Function>;
+  static_assert(!detail::ModuleOnStack<Callable>, LOCKSTEP_MODULE_ON_STACK);
+  static_assert(std::is_copy_constructible_v<Callable>,
+                "checkpoint() keeps what it calls until backward: give it a module holder or shared_ptr, or a function "
+                "that can be copied");
   if constexpr (requires { detail::pointer_of(function)->forward(inputs...); }) {
     const auto module = detail::pointer_of(function);
     return detail::checkpointed_call([module](const auto&... given) { return module->forward(given...); }, {module},
                                      inputs...);
   } else {
-    return detail::checkpointed_call(std::move(function), {}, inputs...);
+    return detail::checkpointed_call(Callable(std::forward<Function>(function)), {}, inputs...);
   }
 }
 

@@ -70,7 +70,7 @@ std::string StatisticsExchange::place_of(const double* row) const {
 }
 
 at::Tensor StatisticsExchange::send(const std::string& name, const std::string& place, const at::Tensor& row) {
-  const OperationLabel label(name.empty() ? "the statistics of a batch norm" : name);
+  const OperationLabel label(name.empty() ? std::string_view("the statistics of a batch norm") : name);
   watch_->enter(name, place);
   const auto left = c10::make_scope_exit([&] { watch_->leave(); });
   try {

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <string>
 #include <string_view>
+#include <type_traits>
 
 namespace lockstep {
 
@@ -12,6 +14,10 @@ class OperationLabel {
  public:
   /// `text` must outlive the label. A page has room for 127 bytes.
   explicit OperationLabel(std::string_view text) : before_(current_) { current_ = text; }
+  /// It would not.
+  template <typename Text>
+  requires std::is_same_v<Text, std::string>
+  explicit OperationLabel(Text&& text) = delete;
   ~OperationLabel() { current_ = before_; }
   OperationLabel(const OperationLabel&) = delete;
 

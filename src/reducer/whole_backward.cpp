@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <unordered_set>
 #include <vector>
 
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
@@ -41,7 +43,8 @@ void needs_whole_backward(const at::Tensor& result) {
     operation->add_pre_hook(std::make_unique<WholeBackward>());
 }
 
-void check_whole_backward(const torch::autograd::edge_list& roots, const torch::autograd::edge_list& asked) {
+void check_whole_backward(const std::vector<torch::autograd::Edge>& roots,
+                          const std::vector<torch::autograd::Edge>& asked) {
   if (asked.empty() || !WholeBackward::any()) return;
   std::unordered_set<const Node*> reached;
   std::vector<const Node*> waiting;
@@ -61,6 +64,24 @@ void check_whole_backward(const torch::autograd::edge_list& roots, const torch::
       !any || std::all_of(asked.begin(), asked.end(), is_reached),
       "checkpoint(): autograd::grad() and backward(inputs), which ask for some gradients only, ask for one that no "
       "way leads to but through a checkpointed call, which computes all or none; call backward() without inputs");
+}
+
+bool reaches_older(const std::vector<at::Tensor>& results, uint64_t number) {
+  const uint64_t here = at::RecordFunction::currentThreadId();  // numbers are those of a thread
+  std::unordered_set<const Node*> reached;
+  std::vector<const Node*> waiting;
+  const auto reach = [&](const Node* operation) {
+    if (operation != nullptr && reached.insert(operation).second) waiting.push_back(operation);
+  };
+  for (const at::Tensor& result : results) reach(result.grad_fn().get());
+  while (!waiting.empty()) {
+    const Node* const operation = waiting.back();
+    waiting.pop_back();
+    const bool is_leaf = operation->sequence_nr() == std::numeric_limits<uint64_t>::max();
+    if (!is_leaf && (operation->sequence_nr() < number || operation->thread_id() != here)) return true;
+    for (const auto& edge : operation->next_edges()) reach(edge.function.get());
+  }
+  return false;
 }
 
 }  // namespace lockstep

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/edge.h>
 
@@ -11,6 +14,11 @@ void needs_whole_backward(const at::Tensor& result);
 
 /// A backward begins from `roots` for the gradients of `asked` alone. Throws c10::Error if some of these may be within
 /// such an operation, since no other way leads to them.
-void check_whole_backward(const torch::autograd::edge_list& roots, const torch::autograd::edge_list& asked);
+void check_whole_backward(const std::vector<torch::autograd::Edge>& roots,
+                          const std::vector<torch::autograd::Edge>& asked);
+
+/// Whether operations that this thread has run before `number` (at::sequence_number::peek() then) are among those that
+/// `results` were computed by.
+bool reaches_older(const std::vector<at::Tensor>& results, uint64_t number);
 
 }  // namespace lockstep

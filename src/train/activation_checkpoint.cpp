@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/ivalue.h>
 #include <torch/autograd.h>
@@ -18,11 +19,11 @@
 
 #include "reducer/gradient_hook.h"
 #include "reducer/whole_backward.h"
+#include "train/first_call.h"
 
 namespace lockstep::detail {
 namespace {
 
-using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -101,56 +102,14 @@ class WithoutCastCache {
   const bool before_ = at::autocast::is_autocast_cache_enabled();
 };
 
-/// What must not change between the calls, of all modules.
-struct ModuleMarks {
-  explicit ModuleMarks(const Modules& modules) {
-    for (const auto& top : modules) {
-      for (const auto& module : top->modules()) training.push_back(module->is_training());
-      for (const auto& item : top->named_parameters()) versions.push_back(item.value()._version());
-    }
-  }
-  std::vector<bool> training;
-  std::vector<int64_t> versions;
-};
-
-void check_unchanged(const Modules& modules, const ModuleMarks& before) {
-  const ModuleMarks now(modules);
-  TORCH_CHECK(now.training == before.training && now.versions.size() == before.versions.size(),
-              "checkpoint(): the module was switched between train() and eval(), or given other layers, after the call "
-              "whose backward this is, so the second call would compute something else; run backward first");
-  size_t number = 0;
-  for (const auto& top : modules)
-    for (const auto& item : top->named_parameters()) {
-      TORCH_CHECK(now.versions[number] == before.versions[number], "checkpoint(): parameter ", item.key(),
-                  " was changed after the call whose backward this is, as optimizer.step() does, so its activations "
-                  "cannot be computed again; run backward first");
-      ++number;
-    }
-}
-
-/// Buffers are changed by the first call alone.
-class KeptBuffers {
- public:
-  explicit KeptBuffers(const Modules& modules) {
-    for (const auto& module : modules)
-      if (module->is_training())
-        for (const at::Tensor& buffer : module->buffers()) before_.emplace_back(buffer, buffer.detach().clone());
-  }
-  ~KeptBuffers() {
-    const at::NoGradGuard no_grad;
-    for (const auto& [buffer, before] : before_) buffer.copy_(before);
-  }
-  KeptBuffers(const KeptBuffers&) = delete;
-  KeptBuffers& operator=(const KeptBuffers&) = delete;
-
- private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> before_;
-};
-
 /// A call that is made again.
 struct Call : torch::CustomClassHolder {
   Call(Segment the_segment, Modules the_modules, const std::vector<at::Tensor>& inputs)
-      : segment(std::move(the_segment)), modules(std::move(the_modules)), surroundings(inputs), marks(modules) {
+      : segment(std::move(the_segment)),
+        modules(std::move(the_modules)),
+        surroundings(inputs),
+        marks(modules),
+        buffers(modules) {
     for (const at::Tensor& input : inputs) defined.push_back(input.defined());
   }
   /// Those among the inputs are undefined again that were.
@@ -173,8 +132,11 @@ struct Call : torch::CustomClassHolder {
   const Modules modules;
   const Surroundings surroundings;
   const ModuleMarks marks;
+  FirstBuffers buffers;
   std::vector<bool> defined;  ///< which of the inputs are; autograd takes no others
+  std::vector<bool> returned_defined;
   std::string returned;
+  std::optional<SomeValues> values;
 };
 
 class Checkpoint : public torch::autograd::Function<Checkpoint> {
@@ -184,9 +146,16 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     context->set_materialize_grads(false);
     context->save_for_backward(inputs.vec());
-    const WithoutCastCache without_cache;
-    variable_list outputs = call->segment(call->all_inputs(inputs.vec()));
+    const variable_list given = inputs.vec();
+    const std::vector<int64_t> before = versions_of(given);
+    variable_list outputs = first_call(*call, given);
+    TORCH_CHECK(
+        versions_of(given) == before,
+        "checkpoint(): the function changes an input in place, so that the second call, in backward, would find "
+        "another one; let it compute a new tensor, or clone() the input first");
     call->returned = Call::description(outputs);
+    call->values.emplace(outputs);
+    std::erase_if(outputs, [](const at::Tensor& output) { return !output.defined(); });
     return outputs;
   }
 
@@ -198,7 +167,8 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
                 "checkpoint(): backward(create_graph) does not go through a checkpointed call; do without checkpoint() "
                 "where gradients of gradients are needed");
     const auto call = c10::static_intrusive_pointer_cast<Call>(context->saved_data["call"].toCapsule());
-    check_unchanged(call->modules, call->marks);
+    call->marks.check_unchanged(call->modules);
+    call->buffers.check_unchanged();
     const variable_list saved = context->get_saved_variables();
     variable_list inputs;
     for (const at::Tensor& input : saved) inputs.push_back(input.detach().set_requires_grad(input.requires_grad()));
@@ -209,8 +179,21 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
   }
 
  private:
+  static std::vector<int64_t> versions_of(const variable_list& inputs) {
+    std::vector<int64_t> versions;
+    for (const at::Tensor& input : inputs) versions.push_back(input._version());
+    return versions;
+  }
+  static variable_list first_call(Call& call, const variable_list& inputs) {
+    const WithoutCastCache without_cache;
+    variable_list outputs = call.segment(call.all_inputs(inputs));
+    call.buffers.drop_unchanged();
+    for (const at::Tensor& output : outputs) call.returned_defined.push_back(output.defined());
+    return outputs;
+  }
   static void run_again(const Call& call, const variable_list& inputs, const variable_list& gradients) {
-    const KeptBuffers buffers(call.modules);
+    const FirstBuffers::Guard buffers(call.buffers);
+    const uint64_t begin = at::sequence_number::peek();
     variable_list outputs;
     {
       const at::AutoGradMode with_graph(true);
@@ -220,13 +203,21 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
     const std::string returned = Call::description(outputs);
     TORCH_CHECK(returned == call.returned, "checkpoint(): the second call, in backward, returned ", returned,
                 ", and the first ", call.returned, "; the function must compute the same from the same inputs");
+    const int64_t other = call.values->first_other(SomeValues(outputs));
+    TORCH_CHECK(
+        other == -1, "checkpoint(): the second call, in backward, returned other values than the first, in tensor ",
+        other, " of ", outputs.size(),
+        ", so its gradients would be those of something else. What the function reads, such as weights, train() "
+        "or eval() and numbers that are not torch's random ones, must not change until backward");
+    std::erase_if(outputs, [](const at::Tensor& output) { return !output.defined(); });
     variable_list roots, given;
     for (size_t i = 0; i < outputs.size(); ++i) {
-      if (!gradients[i].defined() || !outputs[i].defined() || !outputs[i].requires_grad()) continue;
+      if (!gradients[i].defined() || !outputs[i].requires_grad()) continue;
       roots.push_back(outputs[i]);
       given.push_back(gradients[i]);
     }
-    if (!roots.empty()) torch::autograd::backward(roots, given);
+    // Whatever the function has read of an outer graph, others may go through, too.
+    if (!roots.empty()) torch::autograd::backward(roots, given, /*retain_graph=*/reaches_older(roots, begin));
   }
 };
 
@@ -234,15 +225,25 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
 
 std::vector<at::Tensor> checkpointed(Segment segment, std::vector<at::Tensor> inputs, Modules modules) {
   for (const auto& module : modules) TORCH_CHECK(module != nullptr, "checkpoint(): the module is empty");
+  const auto in_graph = [](const at::Tensor& one) { return one.defined() && one.requires_grad(); };
+  const bool any_input = std::any_of(inputs.begin(), inputs.end(), in_graph);
+  const auto trains = [&](const auto& module) {
+    const std::vector<at::Tensor> parameters = module->parameters();
+    return std::any_of(parameters.begin(), parameters.end(), in_graph);
+  };
+  if (!any_input && !modules.empty() && std::none_of(modules.begin(), modules.end(), trains)) return segment(inputs);
   auto call = c10::make_intrusive<Call>(std::move(segment), std::move(modules), inputs);
   std::erase_if(inputs, [](const at::Tensor& one) { return !one.defined(); });
-  const bool in_graph =
-      std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& one) { return one.requires_grad(); });
   // Autograd follows a function by its inputs; what the function itself reads is not among them.
-  const at::Tensor leaf = at::empty({0}).set_requires_grad(!in_graph);
+  const at::Tensor leaf = at::empty({0}).set_requires_grad(!any_input);
   watch_engine();
-  variable_list outputs = Checkpoint::apply(call, leaf, at::TensorList(inputs));
-  for (const at::Tensor& output : outputs) needs_whole_backward(output);
+  const variable_list defined = Checkpoint::apply(call, leaf, at::TensorList(inputs));
+  variable_list outputs;
+  auto next = defined.begin();
+  for (const bool is_there : call->returned_defined) {
+    outputs.push_back(is_there ? *next++ : at::Tensor());
+    if (is_there) needs_whole_backward(outputs.back());
+  }
   return outputs;
 }
 

@@ -180,6 +180,71 @@ TEST(ActivationCheckpoint, CastsOfTheFirstCallAreNotUsedByOthers) {
   loss.backward();
 }
 
+/// A layer whose forward uses a buffer and changes it.
+struct CountingImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    calls += 1;
+    return linear->forward(x) * calls;
+  }
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(6, 6))};
+  at::Tensor calls{register_buffer("calls", at::zeros({}))};
+};
+TORCH_MODULE(Counting);
+
+TEST(ActivationCheckpoint, BuffersAreWhatTheyWereInTheFirstCall) {
+  const auto left = [](bool is_again) {
+    Counting counting;
+    fill(*counting);
+    at::Tensor loss;
+    for (int step = 0; step < 3; ++step) {  // a backward of several calls
+      const at::Tensor x = input(step), y = is_again ? checkpoint(counting, x) : counting->forward(x);
+      loss = loss.defined() ? loss + y.square().sum() : y.square().sum();
+    }
+    loss.backward();
+    EXPECT_EQ(counting->calls.item<float>(), 3);
+    return std::vector{counting->linear->weight.grad(), counting->linear->bias.grad()};
+  };
+  expect_same(left(true), left(false));
+}
+
+TEST(ActivationCheckpoint, WhatAFunctionReadsMayBeUsedElsewhere) {
+  torch::nn::Linear first(6, 6), second(6, 6);
+  const auto gradients = [&](bool is_again) {
+    first->zero_grad();
+    second->zero_grad();
+    const at::Tensor skip = torch::tanh(first(input(0)));  // as in a U-Net
+    const auto up = [second, skip](const at::Tensor& x) mutable { return torch::tanh(second(x) * skip); };
+    const at::Tensor x = torch::relu(skip), y = is_again ? checkpoint(up, x) : up(x),
+                     z = is_again ? checkpoint(up, y) : up(y);
+    (z.square().sum() + (skip * y).sum()).backward();
+    return std::vector{first->weight.grad(), first->bias.grad(), second->weight.grad()};
+  };
+  const auto again = gradients(true), plain = gradients(false);
+  for (size_t i = 0; i < again.size(); ++i) EXPECT_TRUE(at::allclose(again[i], plain[i], 1e-5, 1e-6)) << i;
+}
+
+TEST(ActivationCheckpoint, OfResultsOfManyShapes) {
+  torch::nn::LSTM lstm(torch::nn::LSTMOptions(6, 4));
+  const auto gradient = [&](bool is_again) {
+    lstm->zero_grad();
+    const at::Tensor x = input(0).unsqueeze(1);
+    const auto [out, state] = is_again ? checkpoint(lstm, x) : lstm->forward(x);
+    (out.sum() + std::get<1>(state).square().sum()).backward();
+    return lstm->parameters().front().grad();
+  };
+  EXPECT_TRUE(at::allclose(gradient(true), gradient(false), 1e-5, 1e-6));
+  const auto of_pair = [](const at::Tensor& x) { return std::pair(x * 2, at::Tensor()); };
+  const auto [twice, none] = checkpoint(of_pair, input(0).requires_grad_());
+  EXPECT_TRUE(twice.requires_grad() && !none.defined());
+  twice.sum().backward();
+}
+
+TEST(ActivationCheckpoint, WhatTakesNoGradientIsAPlainCall) {
+  Block frozen;
+  for (const at::Tensor& parameter : frozen->parameters()) parameter.set_requires_grad(false);
+  EXPECT_FALSE(checkpoint(frozen, input(0)).requires_grad());
+}
+
 TEST(ActivationCheckpoint, KeepsOnlyInputs) {
   Net net = made();
   const auto alive = [&](bool is_again) {
@@ -246,6 +311,64 @@ TEST(ActivationCheckpoint, RefusesWhatWouldBeWrong) {
   says("the module is empty", [&] { checkpoint(Block(nullptr), input(0)); });
   says("3 segments of 2 layers", [&] {
     checkpoint_sequential(torch::nn::Sequential(torch::nn::Linear(6, 6), torch::nn::Linear(6, 6)), 3, input(0));
+  });
+}
+
+TEST(ActivationCheckpoint, SecondCallsThatWouldComputeSomethingElse) {
+  const auto says = [](const std::string& expected, const std::function<void()>& body) {
+    const std::string said = complaint(body);
+    EXPECT_NE(said.find(expected), std::string::npos) << said;
+  };
+  constexpr const char *kOther =
+                           "the second call, in backward, returned other values than the first, in tensor 0 of 1, ",
+                       *kInPlace = "the function changes an input in place";
+  Block block(false);
+  torch::optim::SGD sgd(block->parameters(), 0.1);
+  torch::optim::AdamW adamw(block->parameters(), torch::optim::AdamWOptions(0.01));
+  for (const at::Tensor& parameter : block->parameters()) parameter.mutable_grad() = at::ones_like(parameter);
+  const auto of_function = [block](const at::Tensor& x) mutable { return block(x); };
+  says("parameter fc1.weight was changed after the call", [&] {  // around autograd's versions
+    const at::Tensor loss = checkpoint(block, input(0)).sum();
+    sgd.step();
+    loss.backward();
+  });
+  for (torch::optim::Optimizer* optimizer :
+       {static_cast<torch::optim::Optimizer*>(&sgd), static_cast<torch::optim::Optimizer*>(&adamw)})
+    says(kOther, [&] {
+      const at::Tensor loss = checkpoint(of_function, input(0)).sum();
+      optimizer->step();
+      loss.backward();
+    });
+  says(kOther, [&] {
+    const at::Tensor loss = checkpoint(of_function, input(0)).sum();
+    block->eval();
+    loss.backward();
+  });
+  block->train();
+  says("or given other layers", [&] {
+    torch::nn::Sequential layers(torch::nn::Linear(6, 6));
+    const at::Tensor loss = checkpoint(layers, input(0)).sum();
+    layers->replace_module("0", torch::nn::Linear(6, 6).ptr());
+    loss.backward();
+  });
+  says("buffer calls was changed after the call", [&] {
+    const auto still = std::make_shared<torch::nn::BatchNorm1dImpl>(6);
+    still->eval();
+    still->register_buffer("calls", at::zeros({}));
+    const at::Tensor loss = checkpoint(still, input(0).requires_grad_()).sum();
+    still->named_buffers()["calls"].add_(1);
+    loss.backward();
+  });
+  says(kOther, [&] {
+    const auto calls = std::make_shared<int>(0);
+    checkpoint([calls](const at::Tensor& x) { return x * ++*calls; }, input(0).requires_grad_()).sum().backward();
+  });
+  says(kInPlace, [&] {
+    checkpoint([block](const at::Tensor& x) mutable { return block(x.sub_(1)); }, input(0)).sum().backward();
+  });
+  says(kInPlace, [&] {
+    torch::nn::Sequential layers(torch::nn::ReLU(torch::nn::ReLUOptions(true)), torch::nn::Linear(6, 6));
+    checkpoint(layers, torch::tanh(input(0).requires_grad_())).sum().backward();
   });
 }
 
