@@ -137,7 +137,7 @@ class Examples(unittest.TestCase):
 
     def test_gpt_text_estimates(self):
         lines = support.run(program("gpt_text"), "--estimate", "2x4", "--layers", 3).stdout.splitlines()
-        self.assertEqual(len(lines), 6)
+        self.assertEqual(len(lines), 7)
         self.assertRegex(lines[4], r"^FullyShardedDataParallel +\d+ MiB +\d+ MiB +\d+ MiB  fits$")
         for wrong in ("2", "0x2", "2x", "2x2x2", "axb"):
             self.refused("gpt_text", ["--estimate needs numbers of machines and of ranks on each, such as 2x4"], "--estimate", wrong)

@@ -213,7 +213,7 @@ TEST(ActivationCheckpoint, WhatAFunctionReadsMayBeUsedElsewhere) {
     first->zero_grad();
     second->zero_grad();
     const at::Tensor skip = torch::tanh(first(input(0)));  // as in a U-Net
-    const auto up = [second, skip](const at::Tensor& x) mutable { return torch::tanh(second(x) * skip); };
+    auto up = [second, skip](const at::Tensor& x) mutable { return torch::tanh(second(x) * skip); };
     const at::Tensor x = torch::relu(skip), y = is_again ? checkpoint(up, x) : up(x),
                      z = is_again ? checkpoint(up, y) : up(y);
     (z.square().sum() + (skip * y).sum()).backward();
