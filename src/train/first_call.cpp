@@ -15,7 +15,8 @@ at::Tensor some_of(const at::Tensor& output) {
   if (!output.defined() || !output.is_cpu() || output.layout() != at::kStrided || output.numel() == 0 ||
       output.is_complex() || output.is_quantized())
     return {};
-  const at::Tensor places = at::linspace(0, static_cast<double>(output.numel() - 1), std::min(kMost, output.numel()), at::kDouble);
+  const at::Tensor places =
+      at::linspace(0, static_cast<double>(output.numel() - 1), std::min(kMost, output.numel()), at::kDouble);
   return at::take(output.detach(), places.to(at::kLong));
 }
 

@@ -177,5 +177,23 @@ TEST(SlowBatchNorms, AreWaitedFor) {
     });
 }
 
+TEST(WrongBatchNorms, WhatThePeerOfARankThatHasLeftCalledIsNamed) {
+  for (const Engine& engine : {Engine{2, "shm"}, Engine{3, "gloo"}})
+    run_ranks(engine, [](Context& context) {
+      SyncBatchNorm norm(torch::nn::BatchNormOptions(16), context.group());
+      const at::Tensor x = at::rand({4, 16}), y = norm(x);
+      if (context.rank() == 1) return;
+      std::string said;
+      try {
+        norm(y);
+      } catch (const Error& error) {
+        said = error.what();
+      }
+      EXPECT_NE(said.find("called operation 2, all_gather(float64, 38 elements) of a SyncBatchNorm of 16 channels; "),
+                std::string::npos)
+          << said;
+    });
+}
+
 }  // namespace
 }  // namespace lockstep::wrong_batch_norms_test
