@@ -47,7 +47,7 @@ class WrongSaves : public ::testing::TestWithParam<Engine> {
 };
 INSTANTIATE_TEST_SUITE_P(Engines, WrongSaves,
                          ::testing::Values(Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"}, Engine{3, "gloo"}),
-                         [](const auto& info) { return testing::name_of(info.param); });
+                         [](const auto& instance) { return testing::name_of(instance.param); });
 
 TEST_P(WrongSaves, OnOneRankAloneAreNamed) {
   run_ranks(GetParam(), [&](Context& context) {
@@ -287,7 +287,7 @@ TEST_P(WrongSaves, EntriesThatOneRankLacks) {
     };
     const at::Tensor one = at::ones({1});
     const std::string rank = " on rank " + std::to_string(last(context));
-    expect_in(refused({{"a", one}}, {}), "part" + rank + " is where part.a is on rank");
+    expect_in(refused({{"a", one}}, StateDict()), "part" + rank + " is where part.a is on rank");
     expect_in(refused({{"a", one}, {"b", one}}, {{"b", one}, {"a", one}}), "part.b" + rank + " is where part.a is on");
     expect_in(refused({{"a", one}}, {{"a", at::zeros({1})}}), "part.a" + rank + " is not what it is on rank");
   });
@@ -368,7 +368,7 @@ class ResumesAtOnce : public WrongSaves {
 };
 INSTANTIATE_TEST_SUITE_P(Engines, ResumesAtOnce,
                          ::testing::Values(Engine{2, "shm"}, Engine{3, "shm"}, Engine{2, "gloo"}, Engine{3, "gloo"}),
-                         [](const auto& info) { return testing::name_of(info.param); });
+                         [](const auto& instance) { return testing::name_of(instance.param); });
 
 TEST_P(ResumesAtOnce, WhatTheSlowestRankHasSaved) {
   run_ranks(GetParam(), [&](Context& context) {

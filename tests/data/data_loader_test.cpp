@@ -522,8 +522,8 @@ TEST(DataLoaderState, OptionsThatChangeWhichSamplesCountAreCompared) {
   EXPECT_NE(refused(true, false, plain).find("whose drop_last was 0, not 1"), std::string::npos);
   EXPECT_NE(refused(false, true, plain).find("whose exactly_once was 0, not 1"), std::string::npos);
   auto old = plain.toGenericDict().copy();  // of a release that did not write them
-  old.erase(std::string("drop_last"));
-  old.erase(std::string("exactly_once"));
+  (void)old.erase(std::string("drop_last"));
+  (void)old.erase(std::string("exactly_once"));
   EXPECT_EQ(refused(true, false, old), "");
 }
 

@@ -171,7 +171,9 @@ TEST(SlowBatchNorms, AreWaitedFor) {
       for (int step = 0; step < 2; ++step) {
         if (context.rank() == last) std::this_thread::sleep_for(std::chrono::milliseconds(3500));
         // Where there are three, rank 1 waits for rank 2 in a group of their own while rank 0 waits in the layer.
-        if (context.rank() != 0) EXPECT_EQ(pair.mean(1), 1);
+        if (context.rank() != 0) {
+          EXPECT_EQ(pair.mean(1), 1);
+        }
         training.loss(step).backward();
       }
     });
