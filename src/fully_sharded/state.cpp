@@ -28,7 +28,7 @@ const Group& checked(const Group& group, const FullyShardedOptions& options) {
               "FullyShardedDataParallel: ranks that work for several virtual ranks each are not served yet; start as "
               "many ranks as virtual ranks");
   constexpr int kMostAhead = 8;
-  const OperationLabel label("FullyShardedDataParallel()");
+  const OperationLabel label("the options of a FullyShardedDataParallel");
   const std::string trouble = fully_sharded::trouble_of([&] {
     TORCH_CHECK(options.prefetch >= 0 && options.prefetch <= kMostAhead, "FullyShardedDataParallel: prefetch is ",
                 options.prefetch, "; it must be from 0 to ", kMostAhead);

@@ -51,6 +51,7 @@ struct KnownGradients {
   int held_back = 0;         ///< passes within accumulate() whose gradients are not reduced yet
   int shares = 0;            ///< virtual ranks of this process whose backward has run, where others are still to run
   bool drops = false;        ///< NonFinitePolicy::kSkip
+  bool settled = false;      ///< the optimizer has their sums already, and .grad may be gone
   std::vector<RecordedPass> passes;  ///< of this rank (PassRecord)
   GradientEdits edits;               ///< on this rank
   /// Which parameters these are: a hash that is the same on all ranks, and the name of the first.

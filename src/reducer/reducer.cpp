@@ -171,6 +171,7 @@ std::optional<KnownGradients> Reducer::known_gradients(const TensorSet& paramete
   } else if (step_ != nullptr) {
     known.contributed = waiting > 0 || deferred_->gradients_wait();
     known.absent = waiting == 0 && (deferred_->skips() || !facts.active);
+    known.settled = deferred_->is_settled();
   } else {
     known.contributed = waiting > 0 || (facts.took_part() && parts_.message.reductions() > 0);
     known.absent = waiting == 0 && !facts.took_part();

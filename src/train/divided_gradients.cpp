@@ -7,6 +7,12 @@
 #include "train/optimizer_tensors.h"
 
 namespace lockstep {
+namespace {
+
+/// Whether adding to this gradient is the same as replacing it.
+bool is_zero(const at::Tensor& gradient) { return !gradient.defined() || !gradient.any().item<bool>(); }
+
+}  // namespace
 void DividedGradients::add(uint64_t of, std::vector<at::Tensor> parameters) {
   const MutexLock lock(mutex_);
   divided_[of] = {.parameters = std::move(parameters), .marks = {}};
@@ -46,7 +52,7 @@ void DividedGradients::backward_begins() {
   for (auto& [of, divided] : divided_) {
     divided.marks = marks_of_gradients(divided.parameters);
     for (size_t i = 0; i < divided.used.size(); ++i)
-      if (divided.used[i].mark != divided.marks[i]) divided.used[i] = {0};
+      if (divided.used[i].mark != divided.marks[i] || is_zero(divided.parameters[i].grad())) divided.used[i] = {0};
   }
   std::erase_if(divided_, [](const auto& entry) {
     const std::vector<Used>& used = entry.second.used;

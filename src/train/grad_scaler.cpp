@@ -212,8 +212,10 @@ GradScaler::Found GradScaler::unscale_in(const char* call, torch::optim::Optimiz
 }
 
 void GradScaler::check_gradients_since(torch::optim::Optimizer& optimizer, const Found& found) {
-  if (!found.may_be_cleared && !any_is_not_zero(optimizer))
-    throw Error(std::string("GradScaler: this rank ") + kClearedAfter);
+  if (!found.may_be_cleared && !any_is_not_zero(optimizer)) {
+    const auto known = known_gradients(set_of(found.parameters));
+    if (!known || !known->settled) throw Error(std::string("GradScaler: this rank ") + kClearedAfter);
+  }
   if (!found.marks.empty() && found.marks != marks_of_gradients(found.parameters) && !all_are_finite(optimizer))
     throw Error(std::string("GradScaler: this rank ") + kInfiniteAfter);
 }

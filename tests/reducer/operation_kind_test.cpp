@@ -19,28 +19,17 @@ OperationKind kind(const at::Tensor& result) { return kind_of(result.grad_fn()->
 
 TEST(OperationKindTest, NamesOfAutograd) {
   const at::Tensor x = at::ones({2, 2}).requires_grad_(), y = at::ones({2, 2}).requires_grad_();
-  for (const at::Tensor& linear : {x + y,
-                                   x - y,
-                                   -x,
-                                   x.sum(),
-                                   x.mean(),
-                                   x.view({4}),
-                                   x[0],
-                                   x.t(),
-                                   at::cat({x, y}),
-                                   at::stack({x, y}),
-                                   x.clone(),
-                                   x.to(at::kDouble),
-                                   x.abs(),
-                                   at::relu(x),
-                                   std::get<0>(x.max(1)),
-                                   x.norm(),
-                                   at::lerp(x, y, 0.5),
-                                   at::where(x > 0, x, y),
-                                   at::addcmul(x, y, y),
-                                   x.expand({3, 2, 2}),
-                                   at::zeros({2, 2}).copy_(x)})
+  for (const at::Tensor& linear : {-x, x.sum(), x.mean(), x.view({4}), x[0], x.t(), x.clone(), x.to(at::kDouble),
+                                   x.expand({3, 2, 2}), at::zeros({2, 2}).copy_(x)})
     EXPECT_EQ(kind(linear), OperationKind::kLinear) << linear.grad_fn()->name();
+  for (const at::Tensor& join : {at::cat({x, y}), at::stack({x, y}), at::lerp(x, y, 0.5), at::where(x > 0, x, y)})
+    EXPECT_EQ(kind(join), OperationKind::kJoin) << join.grad_fn()->name();
+  for (const at::Tensor& sum : {x + y, x - y, x + 1, 1 - x})
+    EXPECT_EQ(kind(sum), OperationKind::kSum) << sum.grad_fn()->name();
+  for (const at::Tensor& kinked : {x.abs(), at::relu(x), std::get<0>(x.max(1)), x.norm(), at::maximum(x, y)})
+    EXPECT_EQ(kind(kinked), OperationKind::kKinked) << kinked.grad_fn()->name();
+  EXPECT_EQ(kind(at::addcmul(x, y, y)), OperationKind::kAddedProduct);
+  EXPECT_EQ(kind(at::addcdiv(x, y, y)), OperationKind::kAddedQuotient);
   for (const at::Tensor& product : {x * y, x * 2, at::mm(x, y), at::dot(x[0], y[0])})
     EXPECT_EQ(kind(product), OperationKind::kProduct) << product.grad_fn()->name();
   EXPECT_EQ(kind(x / y), OperationKind::kQuotient);

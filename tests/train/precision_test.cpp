@@ -146,6 +146,7 @@ TEST(GradScalerTest, KeepsItsStateAndRefusesAnother) {
     scaler.scale(parameter.sum()).backward();
     EXPECT_TRUE(scaler.step(optimizer));
     scaler.update();
+    optimizer.zero_grad();
   }
   other.load_state_dict(scaler.state_dict());
   EXPECT_EQ(other.get_scale(), static_cast<float>(1000 * 1.7));
