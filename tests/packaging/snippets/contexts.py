@@ -96,6 +96,8 @@ BLOCKS = {
         Block(SGD + DATA + CHECKPOINTER + "const auto evaluate = [](Net& net) { net->eval(); };\n", dots=("cross_entropy(model(data), target).backward();", ""),
               after="checkpointer.save(1);\ncheckpointer.finish();"),
         Block("using Net = NormedNet;\n" + CONTEXT + DATA, after="cross_entropy(model(data), target).backward();"),
+        Block(CONTEXT + DATA + "using Block = torch::nn::Linear;\nstd::vector<Block> blocks{Block(784, 784), Block(784, 784)};\nBlock head(784, 10);\ndata = data.flatten(1);\n",
+              after='holds(blocks[0]->weight.grad().defined(), "gradients came through");'),
         Block(SGD + DATA + "lockstep::LRScheduler scheduler(optimizer, lockstep::step_lr(10));\n", dots=("",)),
     ],
 }
