@@ -41,6 +41,8 @@ void needs_whole_backward(const at::Tensor& result) {
     operation->add_pre_hook(std::make_unique<WholeBackward>());
 }
 
+bool runs_backward_itself(const Node& operation) { return WholeBackward::any() && WholeBackward::marks(operation); }
+
 void check_whole_backward(const torch::autograd::edge_list& roots, const torch::autograd::edge_list& asked) {
   if (asked.empty() || !WholeBackward::any()) return;
   std::unordered_set<const Node*> reached;

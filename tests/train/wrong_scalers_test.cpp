@@ -258,7 +258,9 @@ Programs of_calls() {
        }},
       {"an_undefined_loss", "GradScaler: scale() was given an undefined tensor; give it the loss",
        [](Side& s) { s.scaler.scale({}); }},
-      {"no_backward", "GradScaler: no parameter of the optimizer has a gradient; call backward() first",
+      {"no_backward",
+       "GradScaler: no parameter of the optimizer has a gradient; call backward() first, and zero_grad(), which "
+       "clears ",
        [](Side& s) {
          s.train(s.optimizer);
          s.scaler.step(s.optimizer);
