@@ -29,12 +29,13 @@ constexpr char kIsInTrouble = '!', kRanUnscaled = '-', kRanScaled = '+', kNothin
     if (told[rank].front() != kRanUnscaled || std::find(told.begin(), here, told[rank]) != here) continue;
     text += (text.empty() ? "" : ", ") + who(rank) + " " + told[rank].substr(1);
   }
-  throw Error("GradScaler: " + text + " without scale() since the last update()" +
-              (others ? ", and " + who(scaled) + " with it" : "") +
-              (any_scaled ? ", so the gradients have different scales."
-                          : ", so the gradients do not have the scale by which they would be divided.") +
-              " Call scaler.scale(loss).backward() on every rank and in every pass; one without a batch calls "
-              "skip_step() in place of its backward");
+  throw Error(
+      "GradScaler: " + text + " without scale() since the last update()" +
+      (others ? ", and " + who(scaled) + " with it" : "") +
+      (any_scaled ? ", so the gradients have different scales."
+                  : ", so the gradients do not have the scale by which they would be divided.") +
+      " Call scaler.scale(loss).backward() on every rank and in every pass; one without a batch calls "
+      "skip_step() in place of its backward; a Pipeline, which runs backward itself, goes without a GradScaler");
 }
 
 }  // namespace

@@ -248,7 +248,9 @@ Programs of_calls() {
          if (!s.odd) scaler.step(s.optimizer);
          scaler.update();
        }},
-      {"updated_without_anything", "GradScaler: this rank called update() without a step() or unscale() since ",
+      {"updated_without_anything",
+       "GradScaler: this rank called update() without a step() or unscale() since the last one (optimizer.step() is "
+       "none: ",
        [](Side& s) { s.scaler.update(); }},
       {"skips_what_is_not_finite", "GradScaler: {all} set NonFinitePolicy::kSkip, which removes the gradients before ",
        [](Side& s) {
