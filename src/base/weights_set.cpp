@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-std::atomic<uint64_t> times{0};
+std::atomic<uint64_t> times{0}, times_loaded{0};
 
 Mutex borrowed_mutex;
 std::unordered_multiset<const void*> borrowed LOCKSTEP_GUARDED_BY(borrowed_mutex);
@@ -25,6 +25,13 @@ void note_any_weights_set() {
   times.fetch_add(1, std::memory_order_relaxed);
   for (SharedWeights* weights : all_shared_weights()) weights->were_set({}, 0);
 }
+
+void note_weights_loaded(const std::vector<const void*>& storages, uint64_t values) {
+  times_loaded.fetch_add(1, std::memory_order_relaxed);
+  note_weights_set(storages, values);
+}
+
+uint64_t times_weights_were_loaded() { return times_loaded.load(std::memory_order_relaxed); }
 
 uint64_t times_weights_were_set() { return times.load(std::memory_order_relaxed); }
 

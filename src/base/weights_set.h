@@ -11,8 +11,12 @@ namespace lockstep {
 void note_weights_set(const std::vector<const void*>& storages, uint64_t values = 0);
 /// The same for whatever a program's own functions have set.
 void note_any_weights_set();
+/// note_weights_set(), of a state that the program gave.
+void note_weights_loaded(const std::vector<const void*>& storages, uint64_t values);
 /// How often that was.
 uint64_t times_weights_were_set();
+/// How often of these a state was given.
+uint64_t times_weights_were_loaded();
 
 /// Which weights hold something else for a while, such as averages that a model is evaluated with. By the addresses of
 /// their storages, so that whoever is about to write a training's state can tell. Any thread may call.

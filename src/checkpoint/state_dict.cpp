@@ -81,7 +81,7 @@ LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& stat
   for (const auto& [name, tensor] : given)
     if (own.contains(name) && tensor.is_cpu() && !shared_weights_in(storages).empty())
       values = Hash::mixed(values, sample_of(tensor));
-  note_weights_set(storages, values);
+  note_weights_loaded(storages, values);
   return report;
 }
 

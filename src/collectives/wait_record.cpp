@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <string_view>
 
 #include "base/rank_names.h"
 #include "collectives/message_counts.h"
@@ -122,6 +123,19 @@ std::vector<bool> ranks_that_never_go_on(const WaitRecords& records, const std::
   return stuck_ranks(needs);
 }
 
+namespace {
+
+/// "have destroyed their model".
+std::string place_of_several(std::string place) {
+  constexpr std::string_view kHas = "has ", kIts = " its ";
+  if (!place.starts_with(kHas)) return place;
+  place.replace(0, kHas.size(), "have ");
+  if (const size_t at = place.find(kIts); at != std::string::npos) place.replace(at, kIts.size(), " their ");
+  return place;
+}
+
+}  // namespace
+
 std::string places_of(const WaitRecords& records, const std::vector<bool>& of) {
   std::string text;
   std::vector<bool> done(records.size());
@@ -131,7 +145,9 @@ std::string places_of(const WaitRecords& records, const std::vector<bool>& of) {
     for (size_t other = rank; other < records.size(); ++other)
       here[other] = of[other] && records[other]->place == records[rank]->place;
     for (size_t other = rank; other < records.size(); ++other) done[other] = done[other] || here[other];
-    text += (text.empty() ? "" : "; ") + rank_names(here) + ' ' + records[rank]->place;
+    const bool is_one = std::count(here.begin(), here.end(), true) == 1;
+    text += (text.empty() ? "" : "; ") + rank_names(here) + ' ' +
+            (is_one ? records[rank]->place : place_of_several(records[rank]->place));
   }
   return text;
 }

@@ -204,7 +204,7 @@ std::shared_ptr<void> FullySharded::State::expect_steps() {
 }
 
 void FullySharded::State::check_between_backwards(const std::string& call) {
-  telling([&] {
+  telling(call, [&] {
     TORCH_CHECK(backward_.phase != Phase::kBackward && current_backward() == -1, "FullyShardedDataParallel: ", call,
                 " was called within a backward, in which the other ranks wait for this one; call it after that");
   });

@@ -23,6 +23,7 @@ ScaledParts::ScaledParts(const Group& group, std::deque<Unit>& units)
   for (const Unit& unit : units)
     for (const Unit::Parameter& parameter : unit.parameters()) {
       parts_.push_back(parameter.part);
+      leaves_.push_back(parameter.tensor.unsafeGetTensorImpl());
       names_.push_back(parameter.name);
     }
 }
@@ -40,6 +41,8 @@ std::optional<KnownGradients> ScaledParts::known(const TensorSet& parameters) co
   const auto index = static_cast<size_t>(first - parts_.begin());
   known.identity = Hash::mixed(1, index);
   known.first_name = names_[index];
+  for (size_t i = 0; i < parts_.size(); ++i)
+    if (parameters.contains(parts_[i].unsafeGetTensorImpl())) known.leaves.insert(leaves_[i]);
   if (group_.world_size() > 1) known.ranks = group_;
   known.contributed = !known.passes.empty();
   return known;

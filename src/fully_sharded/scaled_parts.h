@@ -30,6 +30,7 @@ class ScaledParts {
 
   const Group group_;
   std::vector<at::Tensor> parts_;
+  std::vector<const c10::TensorImpl*> leaves_;  ///< the module's tensors
   std::vector<std::string> names_;
   PassRecord record_;
   const AcceptingGradients accepting_;  // last: others ask it from then on

@@ -120,7 +120,8 @@ void FullySharded::State::check_usable() const {
   TORCH_CHECK(groups_->all().is_open(), "FullyShardedDataParallel: the Context that its group comes from is gone");
 }
 
-void FullySharded::State::telling(const std::function<void()>& body) {
+void FullySharded::State::telling(const std::string& call, const std::function<void()>& body) {
+  const CallPlace here(place(call));
   try {
     body();
   } catch (const std::exception& error) {
@@ -139,7 +140,7 @@ void FullySharded::State::telling(const std::function<void()>& body) {
 
 void FullySharded::State::begins(size_t number) {
   check_usable();
-  telling([&] { use_in_forward(number); });
+  telling("the forward of `" + units_[number].name() + '`', [&] { use_in_forward(number); });
 }
 
 CallPlace::Call FullySharded::State::place(const std::string& call) const {
@@ -150,7 +151,6 @@ CallPlace::Call FullySharded::State::place(const std::string& call) const {
 }
 
 void FullySharded::State::use_in_forward(size_t number) {
-  const CallPlace call(place("the forward of `" + units_[number].name() + "`"));
   if (backward_.phase == Phase::kIdle) backward_.trouble.clear();
   TORCH_CHECK(backward_.phase != Phase::kBackward, "FullyShardedDataParallel: `", units_[number].name(),
               "` was called within a backward, as activation checkpointing does, which units do not support yet");
@@ -169,7 +169,8 @@ void FullySharded::State::returns(size_t number, const std::vector<at::Tensor>& 
       output.register_hook([use, state = weak_from_this()](const at::Tensor&) {
         const auto here = state.lock();
         TORCH_CHECK(here, "FullyShardedDataParallel: it went before the backward of a forward through its units");
-        static_cast<State&>(*here).telling([&] { static_cast<State&>(*here).backward_reaches(*use); });
+        auto& own = static_cast<State&>(*here);
+        own.telling("the backward of `" + own.units_[use->unit].name() + '`', [&] { own.backward_reaches(*use); });
       });
   uses_[number] = use;
 }
@@ -197,7 +198,8 @@ void FullySharded::State::backward_begins() {
   ++backward_.number;
   loop_begins();
   at_end_of_outermost_backward(
-      {.finished = [state = shared_from_this()] { state->telling([&] { state->backward_ended(); }); },
+      {.finished =
+           [state = shared_from_this()] { state->telling("the end of a backward", [&] { state->backward_ended(); }); },
        .nested = [] {},
        .abandoned =
            [state = weak_from_this()] {
@@ -213,7 +215,6 @@ void FullySharded::State::backward_begins() {
 
 void FullySharded::State::backward_reaches(Use& use) {
   backward_begins();
-  const CallPlace call(place("the backward of `" + units_[use.unit].name() + '`'));
   if (use.backward == backward_.number) return;  // by another of its outputs
   TORCH_CHECK(use.backward == 0, "FullyShardedDataParallel: a backward went through `", units_[use.unit].name(),
               "` a second time (retain_graph); run one backward for each forward");
@@ -241,7 +242,6 @@ void FullySharded::State::finish_open() {
 }
 
 void FullySharded::State::backward_ended() {
-  const CallPlace call(place("the end of a backward"));
   const at::NoGradGuard no_grad;
   finish_open();
   if (found_.units.back().layer == nullptr) note_trouble(gradients_.add(units_.size() - 1));

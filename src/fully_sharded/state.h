@@ -87,8 +87,8 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   };
 
   void use_in_forward(size_t unit);
-  /// All ranks are told what `body` throws.
-  void telling(const std::function<void()>& body);
+  /// All ranks are told what `body`, of `call`, throws.
+  void telling(const std::string& call, const std::function<void()>& body);
   void backward_reaches(Use& use);
   void backward_begins();
   void note_trouble(const std::string& trouble);

@@ -14,6 +14,7 @@
 
 #include "reducer/gradient_hook.h"
 #include "reducer/operation_kind.h"
+#include "reducer/whole_backward.h"
 
 namespace lockstep {
 namespace {
@@ -115,8 +116,10 @@ class RootSum {
       const std::string name = operation->name();
       const OperationKind kind = inputs.empty() ? OperationKind::kUnknown : kind_of(name);
       way = beyond(*operation, kind, name, inputs.size(), way);
-      const bool is_added = kind == OperationKind::kAddedProduct || kind == OperationKind::kAddedQuotient;
-      if (is_added) return expand_added(*operation, kind, way);
+      if (!inputs.empty() && runs_backward_itself(*operation)) return expand_checkpoint(operation, inputs, way);
+      const bool is_added = kind == OperationKind::kAddedProduct || kind == OperationKind::kAddedQuotient ||
+                            kind == OperationKind::kBiasedProduct;
+      if (is_added && operation->num_outputs() == 3) return expand_added(*operation, kind, way);
       if (inputs.size() != 1) return expand_several(operation, kind, inputs, way);
       operation = inputs.front();
     }
@@ -162,10 +165,22 @@ class RootSum {
     const bool is_linear = followed.size() == 1 && !divides;
     for (Operation* input : followed) expand(input, is_linear ? way : way.through(operation->name()));
   }
-  /// One that adds the product, or the quotient, of its second and third input to its first.
+  /// What it computes of a followed result is not known until backward.
+  void expand_checkpoint(Operation* operation, const std::vector<Operation*>& inputs, const Way& way) {
+    bool any = false;
+    for (Operation* input : inputs)
+      if (origins_.any_followed(input)) {
+        any = true;
+        expand(input, way.through(kCheckpointed));
+      }
+    if (!any) others_.push_back(operation);
+  }
+  /// One that adds the product, or the quotient, of two inputs to its first, or to its last.
   void expand_added(const Operation& operation, OperationKind kind, const Way& way) {
-    expand(operation.next_edge(0).function.get(), way);
-    Operation *const one = operation.next_edge(1).function.get(), *const other = operation.next_edge(2).function.get();
+    const bool adds_last = kind == OperationKind::kBiasedProduct;
+    expand(operation.next_edge(adds_last ? 2 : 0).function.get(), way);
+    Operation *const one = operation.next_edge(adds_last ? 0 : 1).function.get(),
+                     *const other = operation.next_edge(adds_last ? 1 : 2).function.get();
     const bool of_one = one != nullptr && origins_.any_followed(one),
                of_other = other != nullptr && origins_.any_followed(other);
     const bool divides = kind == OperationKind::kAddedQuotient && of_other;

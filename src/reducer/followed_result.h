@@ -10,6 +10,9 @@
 
 namespace lockstep {
 
+/// WayToResult::nonlinear: checkpoint() was given what was computed from the result.
+inline constexpr const char* kCheckpointed = "checkpoint()";
+
 using Leaves = std::unordered_set<const c10::TensorImpl*>;
 /// What lies between a followed result and what backward() was called on.
 struct WayToResult {

@@ -53,6 +53,7 @@ std::optional<KnownGradients> known_gradients(const TensorSet& parameters) {
     all->shares = std::max(all->shares, known->shares);
     all->drops = all->drops || known->drops;
     all->identity ^= known->identity;
+    all->leaves.insert(known->leaves.begin(), known->leaves.end());
     GradientEdits& edits = all->edits;
     const bool any_before = edits.any;
     edits.any = edits.any || known->edits.any;

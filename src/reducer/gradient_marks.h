@@ -57,6 +57,7 @@ struct KnownGradients {
   /// Which parameters these are: a hash that is the same on all ranks, and the name of the first.
   uint64_t identity = 0;
   std::string first_name;
+  TensorSet leaves;  ///< those of autograd's graphs that the parameters are parts of, where they are none themselves
 };
 
 class ScaledPasses;

@@ -30,9 +30,9 @@ constexpr std::string_view kKinkedNames =
     "FractionalMaxPool2D FractionalMaxPool3D Hypot Kthvalue LeakyRelu LinalgVectorNorm Max MaxPool2D "
     "MaxPool2DWithIndices MaxPool3DWithIndices MaxUnpool2D MaxUnpool3D Maximum Median Min Minimum Mode "
     "Nanmedian Norm Relu RreluWithNoise RreluWithNoiseFunctional Sort Std StdMean Topk";
-constexpr std::string_view kProductNames =
-    "Addbmm Addmm Addmv Addr Baddbmm Bmm ConvTbc Convolution Dot Ldexp LinalgCross Linear Matmul "
-    "MkldnnConvolution MkldnnLinear Mm Mul Mv PreluKernel SparseAddmm Trilinear Vdot";
+constexpr std::string_view kProductNames = "Bmm Dot Ldexp LinalgCross Matmul Mm Mul Mv PreluKernel Trilinear Vdot";
+constexpr std::string_view kAddedProductNames = "Addbmm Addcmul Addmm Addmv Addr Baddbmm SparseAddmm";
+constexpr std::string_view kBiasedProductNames = "ConvTbc Convolution Linear MkldnnConvolution MkldnnLinear";
 
 using Kinds = std::unordered_map<std::string_view, OperationKind>;
 
@@ -53,7 +53,8 @@ const Kinds& kinds() {
     add(kKinkedNames, OperationKind::kKinked, *all);
     add(kProductNames, OperationKind::kProduct, *all);
     add("Div", OperationKind::kQuotient, *all);
-    add("Addcmul", OperationKind::kAddedProduct, *all);
+    add(kAddedProductNames, OperationKind::kAddedProduct, *all);
+    add(kBiasedProductNames, OperationKind::kBiasedProduct, *all);
     add("Addcdiv", OperationKind::kAddedQuotient, *all);
     return all;
   }();
@@ -74,7 +75,10 @@ OperationKind kind_of(const std::string& name) {
   std::string_view stem = std::string_view(name).substr(0, at);
   if (stem.starts_with(kOfLists)) stem.remove_prefix(kOfLists.size());
   const auto found = kinds().find(stem);
-  return found == kinds().end() ? OperationKind::kNonlinear : found->second;
+  if (found == kinds().end()) return OperationKind::kNonlinear;
+  // Their own backward, where it has a graph, adds nothing.
+  const bool is_backward = at + kBackward.size() != last;
+  return is_backward && found->second == OperationKind::kBiasedProduct ? OperationKind::kProduct : found->second;
 }
 
 }  // namespace lockstep

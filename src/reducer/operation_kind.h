@@ -13,6 +13,7 @@ enum class OperationKind {
   kProduct,        ///< a factor of one input is one of the result
   kQuotient,       ///< the same, of its first input
   kAddedProduct,   ///< its first input, and the product of the others
+  kBiasedProduct,  ///< its last input, and the product of the others
   kAddedQuotient,  ///< its first input, and the second over the third
   kNonlinear,      ///< LibTorch's others
   kUnknown         ///< a program's own

@@ -21,6 +21,9 @@ bool is_cleared(const at::Tensor& gradient) {
          (gradient.layout() == at::kStrided && sample_of(gradient) == kOfZeros);
 }
 
+/// How often weights were set otherwise than from a state that the program gave.
+uint64_t times_set_without_state() { return times_weights_were_set() - times_weights_were_loaded(); }
+
 uint64_t mark_of_gradient(const at::Tensor& parameter) {
   const at::Tensor& gradient = parameter.grad();
   if (!gradient.defined() || gradient.layout() != at::kStrided || gradient._is_zerotensor()) return 0;
@@ -28,6 +31,12 @@ uint64_t mark_of_gradient(const at::Tensor& parameter) {
 }
 
 }  // namespace
+
+bool PassRecord::is_cleared_since_mark(const std::vector<at::Tensor>& parameters, size_t i) const {
+  const at::Tensor& gradient = parameters[i].grad();
+  if (!gradient.defined() || gradient.numel() > 0 || i >= marks_.size()) return is_cleared(gradient);
+  return mark_of_gradient(parameters[i]) != marks_[i].gradient;
+}
 
 void PassRecord::begin(const std::vector<at::Tensor>& parameters) {
   current_.assign(ScaledPasses::any() ? parameters.size() : 0, false);
@@ -37,8 +46,10 @@ void PassRecord::begin(const std::vector<at::Tensor>& parameters) {
 void PassRecord::forget_cleared(const std::vector<at::Tensor>& parameters) {
   if (passes_.empty()) return;
   for (size_t i = 0; i < parameters.size(); ++i)
-    if (is_cleared(parameters[i].grad()))
-      for (Pass& pass : passes_) pass.reached[i] = false;
+    for (Pass& pass : passes_)
+      if (pass.reached[i] &&
+          (pass.unscaled[i] ? is_cleared(parameters[i].grad()) : is_cleared_since_mark(parameters, i)))
+        pass.reached[i] = false;
   std::erase_if(passes_, [](const Pass& pass) {
     return std::find(pass.reached.begin(), pass.reached.end(), true) == pass.reached.end();
   });
@@ -55,6 +66,7 @@ void PassRecord::mark(const std::vector<at::Tensor>& parameters) {
   marks_.clear();
   if (passes_.empty()) return;
   weights_set_ = times_weights_were_set();
+  set_without_state_ = times_set_without_state();
   for (const at::Tensor& parameter : parameters)
     marks_.push_back({mark_of_gradient(parameter), parameter.is_cpu() ? sample_of(parameter) : 0});
 }
@@ -73,7 +85,7 @@ bool PassRecord::still_scaled(const std::vector<at::Tensor>& parameters, const T
   for (const Pass& pass : passes_) {
     if (!ScaledPasses::known_to_any(pass.number)) continue;
     for (size_t i = 0; i < parameters.size(); ++i)
-      if (pass.reached[i] && !pass.unscaled[i] && !is_cleared(parameters[i].grad()) &&
+      if (pass.reached[i] && !pass.unscaled[i] && !is_cleared_since_mark(parameters, i) &&
           (chosen == nullptr || chosen->contains(parameters[i].unsafeGetTensorImpl())))
         return true;
   }
@@ -84,7 +96,7 @@ bool PassRecord::still_scaled_by(const ScaledPasses& scaled, const std::vector<a
   for (const Pass& pass : passes_) {
     if (scaled.scale_of(pass.number) != ScaledPasses::Scale::kPresent) continue;
     for (size_t i = 0; i < parameters.size(); ++i)
-      if (pass.reached[i] && !pass.unscaled[i] && !is_cleared(parameters[i].grad())) return true;
+      if (pass.reached[i] && !pass.unscaled[i] && !is_cleared_since_mark(parameters, i)) return true;
   }
   return false;
 }
@@ -132,7 +144,8 @@ GradientEdits PassRecord::edits(const std::vector<at::Tensor>& parameters, const
     if (!ScaledPasses::known_to_any(pass.number)) continue;
     for (size_t i = 0; i < parameters.size(); ++i) scaled[i] = scaled[i] || (pass.reached[i] && !pass.unscaled[i]);
   }
-  const bool weights_are_as_left = weights_set_ == times_weights_were_set();
+  const bool weights_are_as_left = weights_set_ == times_weights_were_set(),
+             at_most_loaded = set_without_state_ == times_set_without_state();
   bool any_kept = false;
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (!scaled[i] || !chosen.contains(parameters[i].unsafeGetTensorImpl())) continue;
@@ -144,8 +157,8 @@ GradientEdits PassRecord::edits(const std::vector<at::Tensor>& parameters, const
     edits.cleared_here = edits.cleared_here || cleared;
     any_kept = any_kept || (!cleared && now != 0);
     if (differs && !cleared && !edits.changed) edits.changed = i;
-    if (weights_are_as_left && parameters[i].is_cpu() && sample_of(parameters[i]) != marks_[i].parameter &&
-        !edits.stepped)
+    const bool counts = weights_are_as_left || (at_most_loaded && !cleared);
+    if (!edits.stepped && counts && parameters[i].is_cpu() && sample_of(parameters[i]) != marks_[i].parameter)
       edits.stepped = i;
   }
   edits.all_cleared = edits.cleared_here && !any_kept;

@@ -62,11 +62,15 @@ class PassRecord {
     uint64_t gradient, parameter;
   };
 
+  /// A gradient without elements, as of a part that is empty on this rank, shows it by its version.
+  bool is_cleared_since_mark(const std::vector<at::Tensor>& parameters, size_t i) const;
+
   std::vector<Pass> passes_;
-  std::vector<Mark> marks_;    ///< by parameter; empty: unknown
-  std::vector<bool> divided_;  ///< by parameter: a GradScaler has divided its gradient once
-  uint64_t weights_set_ = 0;   ///< times_weights_were_set() then
-  std::vector<bool> current_;  ///< empty: the backward that is running is not recorded
+  std::vector<Mark> marks_;         ///< by parameter; empty: unknown
+  std::vector<bool> divided_;       ///< by parameter: a GradScaler has divided its gradient once
+  uint64_t weights_set_ = 0;        ///< times_weights_were_set() then
+  uint64_t set_without_state_ = 0;  ///< of these, those from no state
+  std::vector<bool> current_;       ///< empty: the backward that is running is not recorded
 };
 
 }  // namespace lockstep

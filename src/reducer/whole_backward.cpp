@@ -43,6 +43,8 @@ void needs_whole_backward(const at::Tensor& result) {
     operation->add_pre_hook(std::make_unique<WholeBackward>());
 }
 
+bool runs_backward_itself(const Node& operation) { return WholeBackward::any() && WholeBackward::marks(operation); }
+
 void check_whole_backward(const std::vector<torch::autograd::Edge>& roots,
                           const std::vector<torch::autograd::Edge>& asked) {
   if (asked.empty() || !WholeBackward::any()) return;

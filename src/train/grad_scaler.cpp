@@ -146,7 +146,7 @@ std::string GradScaler::unscaled_passes(torch::optim::Optimizer& optimizer,
     return "ran " + std::to_string(unscaled) + " of " + std::to_string(all) + " backward passes";
   if (unscaled == 0 && (all > 0 || scaled_ || (known && !known->contributed))) return "";
   // Zeros, such as a rank without a backward has kept, have any scale.
-  return any_is_not_zero(optimizer) ? "ran backward" : "";
+  return any_is_not_zero(optimizer) || (all > 0 && all_are_empty(optimizer)) ? "ran backward" : "";
 }
 
 std::string GradScaler::trouble_before(const char* call, const TensorSet& parameters,
@@ -192,11 +192,13 @@ GradScaler::Found GradScaler::unscale_in(const char* call, torch::optim::Optimiz
     refuse(ranks, trouble, unscaled, scaled_);
   }
   if (said.differ(kUnscales)) refuse_different_calls(*ranks, call);
-  if (said.differ(kOptimizer)) refuse_different_optimizers(*ranks, call, known ? known->first_name : "", list.size());
+  if (said.differ(kOptimizer))
+    refuse_different_optimizers(*ranks, call, known ? known->first_name : "", list.size(), known ? known->identity : 0);
   if (said.differ(kCleared)) refuse_cleared(*ranks, known && known->edits.cleared_here);
   const bool nothing = said.largest[kGradient] == 0 && said.largest[kPresent] == 0;
   TORCH_CHECK(said.largest[kGradient] > 0 || nothing,
-              "GradScaler: no parameter of the optimizer has a gradient; call backward() first");
+              "GradScaler: no parameter of the optimizer has a gradient; call backward() first, and zero_grad(), "
+              "which clears gradients, before backward() or after step()");
   if (said.largest[kCleared] == kAllCleared) throw Error(kClearedByAll);
   accept_gradients(parameters);
   if (!known) divided_->add(identity_of(optimizer), list);
@@ -205,14 +207,14 @@ GradScaler::Found GradScaler::unscale_in(const char* call, torch::optim::Optimiz
   if (infinity) used_->found_infinity(list);
   Found result{.infinity = infinity, .nothing = nothing, .passes = passes_->count(), .parameters = std::move(list)};
   if (call == kUnscale && !infinity && !nothing) {
-    result.may_be_cleared = !any_is_not_zero(optimizer);
+    result.may_be_cleared = !any_is_not_zero(optimizer) && !all_are_empty(optimizer);
     if (!ranks) result.marks = marks_of_gradients(result.parameters);
   }
   return result;
 }
 
 void GradScaler::check_gradients_since(torch::optim::Optimizer& optimizer, const Found& found) {
-  if (!found.may_be_cleared && !any_is_not_zero(optimizer)) {
+  if (!found.may_be_cleared && !any_is_not_zero(optimizer) && !all_are_empty(optimizer)) {
     const auto known = known_gradients(set_of(found.parameters));
     if (!known || !known->settled) throw Error(std::string("GradScaler: this rank ") + kClearedAfter);
   }
@@ -261,7 +263,9 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
 }
 
 void GradScaler::refuse_update() {
-  constexpr const char* kWhat = "called update() without a step() or unscale() since the last one";
+  constexpr const char* kWhat =
+      "called update() without a step() or unscale() since the last one (optimizer.step() is none: call "
+      "scaler.step(optimizer))";
   if (scaled_ && group_) {  // others may be in step()
     ScalerWord word;
     word.fill(kNotKnown);

@@ -67,6 +67,15 @@ inline bool any_is_not_zero(torch::optim::Optimizer& optimizer) {
   return false;
 }
 
+/// There are gradients, and none has an element, as where the parts of this rank are empty.
+inline bool all_are_empty(torch::optim::Optimizer& optimizer) {
+  const GradientGroups groups = gradients_of(optimizer);
+  return !groups.empty() && std::all_of(groups.begin(), groups.end(), [](const auto& group) {
+    return std::all_of(group.second.begin(), group.second.end(),
+                       [](const at::Tensor& gradient) { return gradient.numel() == 0; });
+  });
+}
+
 inline bool all_are_finite(torch::optim::Optimizer& optimizer) {
   for (const auto& [kind, gradients] : gradients_of(optimizer))
     for (const at::Tensor& gradient : gradients)

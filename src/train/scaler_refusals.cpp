@@ -29,12 +29,13 @@ constexpr char kIsInTrouble = '!', kRanUnscaled = '-', kRanScaled = '+', kNothin
     if (told[rank].front() != kRanUnscaled || std::find(told.begin(), here, told[rank]) != here) continue;
     text += (text.empty() ? "" : ", ") + who(rank) + " " + told[rank].substr(1);
   }
-  throw Error("GradScaler: " + text + " without scale() since the last update()" +
-              (others ? ", and " + who(scaled) + " with it" : "") +
-              (any_scaled ? ", so the gradients have different scales."
-                          : ", so the gradients do not have the scale by which they would be divided.") +
-              " Call scaler.scale(loss).backward() on every rank and in every pass; one without a batch calls "
-              "skip_step() in place of its backward");
+  throw Error(
+      "GradScaler: " + text + " without scale() since the last update()" +
+      (others ? ", and " + who(scaled) + " with it" : "") +
+      (any_scaled ? ", so the gradients have different scales."
+                  : ", so the gradients do not have the scale by which they would be divided.") +
+      " Call scaler.scale(loss).backward() on every rank and in every pass; one without a batch calls "
+      "skip_step() in place of its backward; a Pipeline, which runs backward itself, goes without a GradScaler");
 }
 
 }  // namespace
@@ -57,16 +58,19 @@ void refuse_different_calls(const Group& ranks, const char* call) {
               " step() without it; call unscale() before step() on every rank or on none");
 }
 
-void refuse_different_optimizers(const Group& ranks, const char* call, const std::string& first, size_t parameters) {
+void refuse_different_optimizers(const Group& ranks, const char* call, const std::string& first, size_t parameters,
+                                 uint64_t identity) {
   const std::string own = first + (parameters > 1 ? " and " + std::to_string(parameters - 1) + " more" : "");
-  const auto told = ranks.all_gather_bytes(own);
+  const auto names = ranks.all_gather_bytes(own), told = ranks.all_gather_bytes(own + '\n' + std::to_string(identity));
   // The last rank's, and the first that is another one.
-  const std::string& one = told.back();
-  const auto other = std::find_if(told.begin(), told.end(), [&](const std::string& each) { return each != one; });
-  throw Error("GradScaler: " + ranks_with(told, one) + " called " + call + " with the optimizer of parameter " + one +
-              ", and " + ranks_with(told, other == told.end() ? one : *other) + " with that of parameter " +
-              (other == told.end() ? one : *other) + "; call " + call +
-              " with the same optimizers in the same order on every rank");
+  const auto other =
+      std::find_if(told.begin(), told.end(), [&](const std::string& each) { return each != told.back(); });
+  const std::string& one_name = names.back();
+  const std::string& other_name = other == told.end() ? one_name : names[static_cast<size_t>(other - told.begin())];
+  throw Error("GradScaler: " + ranks_with(told, told.back()) + " called " + call + " with the optimizer of parameter " +
+              one_name + ", and " + ranks_with(told, other == told.end() ? told.back() : *other) + " with that of " +
+              (one_name == other_name ? "another model with parameters of the same names" : "parameter " + other_name) +
+              "; call " + call + " with the same optimizers in the same order on every rank");
 }
 
 void refuse_cleared(const Group& ranks, bool cleared) {

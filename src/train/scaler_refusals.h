@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -19,9 +20,9 @@ inline constexpr const char* kStep = "step()";
 /// Some ranks unscale by one of these, and others by the other: `call`.
 [[noreturn]] void refuse_different_calls(const Group& ranks, const char* call);
 /// Ranks call step() or unscale(), `call`, with other optimizers; this one's has `parameters`, of which `first` is the
-/// first that a reducer follows.
+/// first that a reducer follows, and `identity` (KnownGradients).
 [[noreturn]] void refuse_different_optimizers(const Group& ranks, const char* call, const std::string& first,
-                                              size_t parameters);
+                                              size_t parameters, uint64_t identity);
 /// Some ranks have `cleared` gradients after a backward, and others did not.
 [[noreturn]] void refuse_cleared(const Group& ranks, bool cleared);
 

@@ -31,7 +31,7 @@ std::string trouble_of_gradients(const char* call, const TensorSet& parameters, 
     if (scale == ScaledPasses::Scale::kPresent) ++(pass.unscaled ? twice : present);
     if (scale == ScaledPasses::Scale::kEarlier) ++(pass.unscaled ? used : early);
     if (scale == ScaledPasses::Scale::kNone && ScaledPasses::known_to_any(pass.number)) ++others;
-    if (scaled.reached_beside(pass.number, parameters)) ++beside;
+    if (scaled.reached_beside(pass.number, parameters) || scaled.reached_beside(pass.number, known.leaves)) ++beside;
   }
   if (twice > 0) return kDividedTwice;
   if (others > 0)
@@ -67,6 +67,10 @@ std::string trouble_of(const ScaledPasses::Wrong& wrong, float present) {
                     ", when that of the scaler had become ", present,
                     ", as update() and load_state_dict() change it; call scale() and backward() of a loss between the "
                     "same two updates");
+  if (wrong.nonlinear == kCheckpointed)
+    return "gave checkpoint() what was computed from a loss that scale() had scaled, so nothing tells whether its "
+           "gradients are multiples, by the scale, of those of the loss; call scale() last, on what backward() is "
+           "called on";
   if (!wrong.nonlinear.empty())
     return "ran the backward of a scaled loss to which " + wrong.nonlinear +
            " was applied, so its gradients are no multiple, by the scale, of those of the loss; call scale() last, on "
@@ -86,7 +90,8 @@ std::string trouble_of_new_scale(const std::string& call) {
 std::string trouble_of_step_beside(const std::string& parameter) {
   return "changed parameter " + parameter +
          " between backward() and the scaler's step, as optimizer.step() does, which takes gradients that still have "
-         "the scale; call only scaler.step(optimizer), and change parameters in other ways, as by clamp_(), after it";
+         "the scale; call only scaler.step(optimizer), and change parameters in other ways, as by clamp_() and "
+         "load_state_dict(), after it";
 }
 
 }  // namespace lockstep

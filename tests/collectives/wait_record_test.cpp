@@ -119,5 +119,12 @@ TEST(WaitRecords, ANumberForEachMessageOfATag) {
   EXPECT_TRUE(has_others);
 }
 
+TEST(WaitRecords, PlacesOfSeveralRanks) {
+  const WaitRecord gone{.place = "has destroyed its model"}, elsewhere{.place = "in step() of its model"};
+  EXPECT_EQ(places_of({gone, elsewhere}, {true, true}),
+            "rank 0 has destroyed its model; rank 1 in step() of its model");
+  EXPECT_EQ(places_of({gone, std::nullopt, gone}, {true, false, true}), "ranks 0, 2 have destroyed their model");
+}
+
 }  // namespace
 }  // namespace lockstep::wait_record_test

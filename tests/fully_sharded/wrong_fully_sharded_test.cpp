@@ -301,6 +301,83 @@ TEST(WrongFullySharded, ALossThatOneRankDoesNotScale) {
     });
 }
 
+TEST(WrongFullySharded, APartOfTheLossThatIsNotScaled) {
+  const std::vector<std::function<at::Tensor(Training&, const at::Tensor&, const GradScaler&)>> losses{
+      [](Training& training, const at::Tensor& output, const GradScaler& scaler) {
+        return scaler.scale(output.square().mean()) + training.net->head->weight.square().sum();
+      },
+      [](Training&, const at::Tensor& output, const GradScaler& scaler) {
+        return scaler.scale(output.square().mean()) + output.abs().mean();
+      },
+      [](Training&, const at::Tensor& output, const GradScaler& scaler) {
+        return at::stack({scaler.scale(output.square().mean()), output.abs().mean()}).sum();
+      }};
+  for (const Engine& engine : kAll)
+    for (const auto& loss : losses)
+      run_alike(engine, [&](Context& context) {
+        GradScaler scaler;
+        Training training(context);
+        loss(training, training.model(text_of(0, 0)), scaler).backward();
+        expect(told([&] { scaler.step(training.optimizer); }),
+               "added something without scale() to a loss that scale()");
+      });
+}
+
+/// So small that of four ranks one has all of it, and the others' parts are empty.
+struct TinyImpl : torch::nn::Module {
+  TinyImpl() { register_module("layer", layer); }
+  at::Tensor forward(const at::Tensor& x) { return layer(x); }
+  ShardedUnit<torch::nn::Linear> layer{3, 2};
+};
+TORCH_MODULE(Tiny);
+
+TEST(WrongFullySharded, AScalerOnRanksWhosePartsAreEmpty) {
+  run_alike({4, "shm"}, [](Context& context) {
+    const auto said = [&](const std::function<void(GradScaler&, const at::Tensor&, torch::optim::Optimizer&)>& wrong) {
+      GradScaler scaler;
+      Tiny net;
+      FullyShardedDataParallel model(net, context);
+      ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(model, SGDOptions(0.1));
+      scaler.scale(model(at::ones({4, 3})).sum()).backward();
+      EXPECT_TRUE(scaler.step(optimizer));
+      scaler.update();
+      optimizer.zero_grad();
+      const at::Tensor loss = model(at::ones({4, 3})).sum();
+      return told([&] { wrong(scaler, loss, optimizer); });
+    };
+    expect(said([](GradScaler& scaler, const at::Tensor& loss, torch::optim::Optimizer& optimizer) {
+             (loss * scaler.get_scale()).backward();
+             scaler.step(optimizer);
+           }),
+           "GradScaler: ranks 0-3 ran backward without scale()");
+    expect(said([](GradScaler& scaler, const at::Tensor& loss, torch::optim::Optimizer&) {
+             scaler.scale(loss).backward();
+             scaler.load_state_dict(scaler.state_dict());
+           }),
+           "called load_state_dict() between backward() and the scaler's step");
+    expect(said([](GradScaler& scaler, const at::Tensor& loss, torch::optim::Optimizer& optimizer) {
+             scaler.scale(loss).backward();
+             scaler.unscale(optimizer);
+             optimizer.zero_grad();
+             scaler.step(optimizer);
+           }),
+           "cleared the gradients of the optimizer between unscale() and step()");
+  });
+}
+
+TEST(WrongFullySharded, ASecondPassWithoutScaleOnRanksWhosePartsAreEmpty) {
+  run_alike({4, "shm"}, [](Context& context) {
+    GradScaler scaler;
+    Tiny net;
+    FullyShardedDataParallel model(net, context);
+    ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(model, SGDOptions(0.1));
+    scaler.scale(model(at::ones({4, 3})).sum()).backward();
+    model(at::ones({4, 3})).sum().backward();
+    expect(told([&] { scaler.step(optimizer); }),
+           "GradScaler: ranks 0-3 ran 1 of 2 backward passes without scale() since the last update(), so ");
+  });
+}
+
 TEST(WrongFullySharded, CallsOfTwoModelsInAnotherOrder) {
   for (const Engine& engine : kAll)
     for (const auto& call : std::vector<std::function<void(Training&)>>{

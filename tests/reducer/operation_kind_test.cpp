@@ -33,6 +33,12 @@ TEST(OperationKindTest, NamesOfAutograd) {
   for (const at::Tensor& product : {x * y, x * 2, at::mm(x, y), at::dot(x[0], y[0])})
     EXPECT_EQ(kind(product), OperationKind::kProduct) << product.grad_fn()->name();
   EXPECT_EQ(kind(x / y), OperationKind::kQuotient);
+  for (const at::Tensor& added :
+       {at::addmm(x, x, y), at::addmv(x[0], x, y[0]), at::addr(x, x[0], y[0]),
+        at::baddbmm(x[0].view({1, 1, 2}), x.view({1, 2, 2}).narrow(1, 0, 1), y.view({1, 2, 2}))})
+    EXPECT_EQ(kind(added), OperationKind::kAddedProduct) << added.grad_fn()->name();
+  EXPECT_EQ(kind(at::conv1d(x.view({1, 2, 2}), y.view({2, 2, 1}), x[0])), OperationKind::kBiasedProduct);
+  EXPECT_EQ(kind_of("ConvolutionBackwardBackward0"), OperationKind::kProduct);
   for (const at::Tensor& other : {x.pow(2), x.square(), x.exp(), x.log(), x.sqrt(), x.sigmoid(), x.clamp(0, 1),
                                   x.softmax(0), x.logsumexp(0), x.reciprocal(), x.var()})
     EXPECT_EQ(kind(other), OperationKind::kNonlinear) << other.grad_fn()->name();

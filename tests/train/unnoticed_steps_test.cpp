@@ -339,6 +339,14 @@ Programs of_others() {
          s.scaler.scale(two.loss(0)).backward();
          s.odd ? first(two.of_b, two.of_a) : first(two.of_a, two.of_b);
        }},
+      {"models_of_the_same_names_in_another_order",
+       "GradScaler: {odd} called step() with the optimizer of parameter a.weight and 1 more, and {rest} with that of "
+       "another model with parameters of the same names; call ",
+       [](Side& s) {
+         Two one(s.context), other(s.context);
+         for (Two* two : {&one, &other}) s.scaler.scale(two->loss(0)).backward();
+         s.scaler.step(s.odd ? other.of_a : one.of_a);
+       }},
   };
 }
 

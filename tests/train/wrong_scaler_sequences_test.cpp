@@ -8,6 +8,8 @@
 
 #include <torch/torch.h>
 
+#include <lockstep/checkpoint.h>
+
 #include "checkpoint/failure.h"
 #include "train/scaler_side.h"
 
@@ -125,6 +127,53 @@ Programs of_scales() {
        [](Side& s) {
          const GradScaler moved(std::move(s.scaler));
          s.scaler.scale(s.loss());
+       }},
+  };
+}
+
+/// The values of a model at another time.
+StateDict copied_state(const torch::nn::Module& model) {
+  StateDict state;
+  for (const auto& item : state_dict(model)) state.insert(item.key(), item.value().detach().clone());
+  return state;
+}
+
+Programs of_loaded_models() {
+  const auto load = [](Side& s, bool here) {
+    const StateDict first = copied_state(*s.model);
+    s.train(s.optimizer);
+    s.backward(true);
+    if (here) load_state_dict(*s.model, first);
+    s.before = s.weights();
+    s.scaler.step(s.optimizer);
+  };
+  return {
+      {"a_model_loaded_before_the_step", "GradScaler: {all} changed parameter ", [load](Side& s) { load(s, true); }},
+      {"a_model_loaded_before_the_step_of_one_rank", "GradScaler: {odd} changed parameter ",
+       [load](Side& s) { load(s, s.odd); }},
+      {"a_model_loaded_after_the_step", "",
+       [](Side& s) {
+         const StateDict first = copied_state(*s.model);
+         s.train(s.optimizer);
+         load_state_dict(*s.model, first);
+         s.train(s.optimizer);
+       }},
+      {"a_model_loaded_after_gradients_were_cleared", "",
+       [](Side& s) {
+         const StateDict first = copied_state(*s.model);
+         s.train(s.optimizer);
+         s.backward(true);
+         s.optimizer.zero_grad();
+         load_state_dict(*s.model, first);
+         s.train(s.optimizer);
+       }},
+      {"the_same_values_loaded_before_the_step", "",
+       [](Side& s) {
+         s.train(s.optimizer);
+         s.backward(true);
+         load_state_dict(*s.model, copied_state(*s.model));
+         EXPECT_TRUE(s.scaler.step(s.optimizer));
+         s.scaler.update();
        }},
   };
 }
@@ -465,6 +514,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, WrongScalerSequences, ::testing::ValuesIn(engi
                          [](const auto& instance) { return name_of(instance.param); });
 
 TEST_P(WrongScalerSequences, AnotherScaleThanTheGradients) { expect(of_scales()); }
+TEST_P(WrongScalerSequences, ModelsLoadedWhileGradientsHaveTheScale) { expect(of_loaded_models()); }
 TEST_P(WrongScalerSequences, GradientsUsedTwiceOrWithTheirScale) { expect(of_steps()); }
 TEST_P(WrongScalerSequences, GradientsThatOthersChanged) { expect(of_gradients_after_unscale()); }
 TEST_P(WrongScalerSequences, RecipesThatAreRightAreNone) { expect(that_are_right()); }

@@ -248,7 +248,9 @@ Programs of_calls() {
          if (!s.odd) scaler.step(s.optimizer);
          scaler.update();
        }},
-      {"updated_without_anything", "GradScaler: this rank called update() without a step() or unscale() since ",
+      {"updated_without_anything",
+       "GradScaler: this rank called update() without a step() or unscale() since the last one (optimizer.step() is "
+       "none: ",
        [](Side& s) { s.scaler.update(); }},
       {"skips_what_is_not_finite", "GradScaler: {all} set NonFinitePolicy::kSkip, which removes the gradients before ",
        [](Side& s) {
@@ -258,7 +260,9 @@ Programs of_calls() {
        }},
       {"an_undefined_loss", "GradScaler: scale() was given an undefined tensor; give it the loss",
        [](Side& s) { s.scaler.scale({}); }},
-      {"no_backward", "GradScaler: no parameter of the optimizer has a gradient; call backward() first",
+      {"no_backward",
+       "GradScaler: no parameter of the optimizer has a gradient; call backward() first, and zero_grad(), which "
+       "clears ",
        [](Side& s) {
          s.train(s.optimizer);
          s.scaler.step(s.optimizer);
