@@ -228,7 +228,9 @@ void Channels::progress(uint64_t& blocked_on, uint64_t& blocked_on_any) {
       if (!sends_[static_cast<size_t>(r)].empty()) moved |= push(r, world_.bit(r), blocked_on);
       if (incoming_[static_cast<size_t>(r)].open || !receives_.empty()) moved |= pull(r);
     }
-    if (moved) own_page().beat();
+    if (!moved) continue;
+    own_page().beat();
+    ++advances_;
   } while (moved);
   for (const auto& message : receives_) {
     if (message->source_ == kAnySource)

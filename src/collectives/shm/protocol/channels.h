@@ -66,6 +66,8 @@ class Channels {
   /// Moves what can be moved. Adds to `blocked_on` the ranks that must act next, and to `blocked_on_any` those of which
   /// any one would do.
   void progress(uint64_t& blocked_on, uint64_t& blocked_on_any);
+  /// Grows whenever a part of a message has moved.
+  uint64_t advances() const { return advances_; }
   size_t pending() const { return pending_; }
   bool idle() const { return pending_ == 0; }
   void fail_all(const std::string& why);
@@ -118,6 +120,7 @@ class Channels {
   std::vector<size_t> write_at_;  // for each rank: where the next byte goes in its ring
   std::vector<size_t> read_at_;   // from each rank: where the next byte comes from
   size_t pending_ = 0;
+  uint64_t advances_ = 0;
   std::vector<std::deque<MessagePtr>> sends_;   // for each rank
   std::list<MessagePtr> receives_;              // in the order they were started
   std::vector<Incoming> incoming_;              // from each rank

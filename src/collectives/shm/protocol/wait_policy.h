@@ -46,8 +46,9 @@ class WaitPolicy {
     return sleeping_ ? Step::kSleep : Step::kYield;
   }
 
-  /// Something has arrived: a large operation goes in rounds, and each round gets the full spinning time. (When all
-  /// rounds shared it, a broadcast of 64 MiB used it up and slept from there on: 8 ms instead of 2.2.)
+  /// Something has arrived: a large operation goes in rounds, and each round gets the full spinning time, as does each
+  /// part of a message. (When all rounds shared it, a broadcast of 64 MiB used it up and slept from there on: 8 ms
+  /// instead of 2.2.)
   void reset() {
     spins_left_ = spins_;
     sleeping_ = sleeping_ && crowded_;

@@ -40,7 +40,9 @@ void tell_where(Verdict& verdict, const Work* waited, uint64_t at_hand) {
 
 void Waiter::wait(CountedMutex& mutex, const Work& work, std::chrono::milliseconds timeout) {
   WaitPolicy policy(world_.spin(), timeout);
-  uint64_t moved = engine_.pipeline().mover().rounds_moved();
+  // Rounds of collectives, and parts of messages.
+  const auto moved_so_far = [&] { return engine_.pipeline().mover().rounds_moved() + engine_.channels().advances(); };
+  uint64_t moved = moved_so_far();
   for (unsigned polls = 0;; ++polls) {
     engine_.advance();
     if (work.done()) {
@@ -48,7 +50,7 @@ void Waiter::wait(CountedMutex& mutex, const Work& work, std::chrono::millisecon
       return;
     }
     if (polls < kFastPolls) continue;
-    if (const uint64_t now = engine_.pipeline().mover().rounds_moved(); moved != now) {
+    if (const uint64_t now = moved_so_far(); moved != now) {
       moved = now;
       policy.reset();
     }
