@@ -20,7 +20,7 @@ namespace lockstep {
 namespace detail {
 
 using Segment = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
-/// Runs the segment without a graph, and again in backward. `module`: what it calls; may be null.
+/// Runs the segment without a graph, and again in backward. `modules`: what it calls.
 std::vector<at::Tensor> checkpointed(Segment segment, std::vector<at::Tensor> inputs,
                                      std::vector<std::shared_ptr<torch::nn::Module>> modules);
 
@@ -138,8 +138,8 @@ class CheckpointedLayer<Module, Result (Base::*)(Arguments...) const>
 /// torch.utils.checkpoint). Takes less memory for about a third more time. The gradients are the same bits, unless an
 /// operation computes otherwise without a graph, as recurrent layers do.
 ///
-///     x = lockstep::checkpoint(block, x);                                             // a module holder, or
-///     shared_ptr auto [a, b] = lockstep::checkpoint([net](const at::Tensor& x, int n) mutable { ... }, x, 3);
+///     x = lockstep::checkpoint(block, x);  // a module's holder, or a shared_ptr
+///     auto [a, b] = lockstep::checkpoint([net](const at::Tensor& x, int n) mutable { ... }, x, 3);
 ///
 /// Returns what the function returns: a tensor, a vector of tensors, or a tuple or pair of tensors or such. Gradients
 /// flow to the inputs that are tensors, and to whatever the function reads; other inputs are copied. The function lives

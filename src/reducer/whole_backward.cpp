@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include <ATen/record_function.h>
@@ -36,6 +37,19 @@ class WholeBackward final : public torch::autograd::FunctionPreHook {
   inline static std::atomic<int> alive_{0};
 };
 
+/// Calls `visit` once for each operation that leads from these to leaves, until it returns false.
+template <typename Visit>
+void walk(std::vector<const Node*> waiting, const Visit& visit) {
+  std::unordered_set<const Node*> seen;
+  while (!waiting.empty()) {
+    const Node* const operation = waiting.back();
+    waiting.pop_back();
+    if (operation == nullptr || !seen.insert(operation).second) continue;
+    if (!visit(*operation)) return;
+    for (const auto& edge : operation->next_edges()) waiting.push_back(edge.function.get());
+  }
+}
+
 }  // namespace
 
 void needs_whole_backward(const at::Tensor& result) {
@@ -48,19 +62,15 @@ bool runs_backward_itself(const Node& operation) { return WholeBackward::any() &
 void check_whole_backward(const std::vector<torch::autograd::Edge>& roots,
                           const std::vector<torch::autograd::Edge>& asked) {
   if (asked.empty() || !WholeBackward::any()) return;
+  std::vector<const Node*> begin;
+  for (const auto& root : roots) begin.push_back(root.function.get());
   std::unordered_set<const Node*> reached;
-  std::vector<const Node*> waiting;
-  const auto reach = [&](const torch::autograd::edge_list& edges) {
-    for (const auto& edge : edges)
-      if (edge.function && reached.insert(edge.function.get()).second) waiting.push_back(edge.function.get());
-  };
   bool any = false;
-  for (reach(roots); !waiting.empty();) {
-    const Node* const operation = waiting.back();
-    waiting.pop_back();
-    any = any || WholeBackward::marks(*operation);
-    reach(operation->next_edges());
-  }
+  walk(std::move(begin), [&](const Node& operation) {
+    reached.insert(&operation);
+    any = any || WholeBackward::marks(operation);
+    return true;
+  });
   const auto is_reached = [&](const auto& edge) { return !edge.function || reached.contains(edge.function.get()); };
   TORCH_CHECK(
       !any || std::all_of(asked.begin(), asked.end(), is_reached),
@@ -70,20 +80,15 @@ void check_whole_backward(const std::vector<torch::autograd::Edge>& roots,
 
 bool reaches_older(const std::vector<at::Tensor>& results, uint64_t number) {
   const uint64_t here = at::RecordFunction::currentThreadId();  // numbers are those of a thread
-  std::unordered_set<const Node*> reached;
-  std::vector<const Node*> waiting;
-  const auto reach = [&](const Node* operation) {
-    if (operation != nullptr && reached.insert(operation).second) waiting.push_back(operation);
-  };
-  for (const at::Tensor& result : results) reach(result.grad_fn().get());
-  while (!waiting.empty()) {
-    const Node* const operation = waiting.back();
-    waiting.pop_back();
-    const bool is_leaf = operation->sequence_nr() == std::numeric_limits<uint64_t>::max();
-    if (!is_leaf && (operation->sequence_nr() < number || operation->thread_id() != here)) return true;
-    for (const auto& edge : operation->next_edges()) reach(edge.function.get());
-  }
-  return false;
+  std::vector<const Node*> begin;
+  for (const at::Tensor& result : results) begin.push_back(result.grad_fn().get());
+  bool any = false;
+  walk(std::move(begin), [&](const Node& operation) {
+    const bool is_leaf = operation.sequence_nr() == std::numeric_limits<uint64_t>::max();
+    any = !is_leaf && (operation.sequence_nr() < number || operation.thread_id() != here);
+    return !any;
+  });
+  return any;
 }
 
 }  // namespace lockstep
