@@ -53,7 +53,9 @@ Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor,
   note_start(*group, group->sequence, operation, tensor, coarse_now());
   RankStatus::Awaited awaited;
   // An operation that sends nothing, because it has no elements, is counted on no rank.
-  if (message.empty() && work) awaited = start_collective(group->on_page, group->rank, group->sequence, what);
+  if (message.empty() && work)
+    awaited = start_collective(group->on_page, group->rank, group->sequence, what,
+                               group->blocking != nullptr && tensor.is_cpu());
   return Work(std::make_shared<Work::State>(Work::State{.operation = operation,
                                                         .sequence = group->sequence++,
                                                         .call = call_now(what),
@@ -78,7 +80,8 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& o
   if (request.count == 0 && request.kind != shm::OperationKind::kBarrier)
     return true;  // sends nothing, as through c10d
   note_start(*group, sequence, operation, input, started);
-  const RankStatus::Awaited awaited = start_collective(group->on_page, group->rank, sequence, request);
+  const RankStatus::Awaited awaited =
+      start_collective(group->on_page, group->rank, sequence, request, /*compares_all=*/true);
   const shm::Call call = call_now(request);
   try {
     const WaitOnPage waiting(group->on_page.place(), awaited);

@@ -8,12 +8,18 @@
 namespace lockstep {
 
 /// A collective of the group begins on this rank, number `rank` of it. Returns what the rank's page says while a thread
-/// waits for it; `sequence` is the number that messages give it.
-inline RankStatus::Awaited start_collective(PageGroup& group, int rank, uint64_t sequence, const shm::Request& what) {
+/// waits for it; `sequence` is the number that messages give it. `compares_all`: the engine compares the calls of all
+/// ranks before it moves anything, as that in shared memory does.
+inline RankStatus::Awaited start_collective(PageGroup& group, int rank, uint64_t sequence, const shm::Request& what,
+                                            bool compares_all) {
   using Kind = shm::OperationKind;
   RankStatus::Awaited awaited{.sequence = sequence, .collective = group.start_collective()};
-  // The ranks whose data this rank's result is made of. Engines may have a rank without a result wait, too, but need
-  // not, and who sends what in kAllToAllUneven is the program's affair.
+  if (compares_all) {
+    awaited.needs = group.bits();
+    return awaited;
+  }
+  // The ranks whose data this rank's result is made of. Other engines may have a rank without a result wait, too, but
+  // need not, and who sends what in kAllToAllUneven is the program's affair.
   switch (what.kind) {
     case Kind::kBarrier:
     case Kind::kAllReduce:

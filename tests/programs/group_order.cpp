@@ -62,14 +62,17 @@ void wait_in_a_row(const Context& context) {
   if (second) sum(*second);
 }
 
-/// Rank 1 waits for the root of a broadcast, which is late; rank 2 comes to it after what it waits for rank 1 in.
-void wait_for_a_root(const Context& context) {
+/// Rank 1 waits in a collective that rank 2 calls later, after one that rank 1 calls later. In shared memory a
+/// collective begins with the calls of all ranks; elsewhere rank 1 may get what it needs from the root, or need
+/// nothing.
+void use_a_root(const Context& context, const char* what) {
   const Group& all = context.group();
   const auto last = all.subgroup({1, 2});
   const at::Tensor one = at::ones({4});
-  if (context.rank() == 0) be_late();
   if (context.rank() == 2) sum(*last);
-  all.broadcast(one, 0);
+  if (is(what, "broadcast")) all.broadcast(one, 0);
+  if (is(what, "reduce")) all.reduce(one, 0);
+  if (is(what, "gather")) all.gather(one, 0);
   if (context.rank() == 1) sum(*last);
 }
 
@@ -99,7 +102,7 @@ int main(int argc, char** argv) {
   if (is(what, "ring")) go_round(context);
   if (is(what, "crossed")) start_and_cross(context);
   if (is(what, "row")) wait_in_a_row(context);
-  if (is(what, "root")) wait_for_a_root(context);
+  if (is(what, "broadcast") || is(what, "reduce") || is(what, "gather")) use_a_root(context, what);
   if (is(what, "threads")) use_two_threads(context, false);
   if (is(what, "thread_and_main")) use_two_threads(context, true);
   context.group().barrier();

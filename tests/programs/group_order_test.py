@@ -40,6 +40,11 @@ class GroupOrder(ProgramTest):
             self.expect_cycle(3, "ring", backend, "so none can go on: rank 0 in all_reduce #0 in subgroup 0 (ranks 0, 1); "
                                                   "rank 1 in all_reduce #0 in subgroup 1 (ranks 1, 2); rank 2 in all_reduce #0 in subgroup 2 (ranks 0, 2). ")
 
+    def test_so_do_collectives_with_a_root_in_shared_memory_which_begin_with_all_calls(self):
+        # Nobody was told for 300 s: the watch asked whose data a rank needs, which is the root's, or nobody's.
+        for what in ("broadcast", "reduce", "gather"):
+            self.expect_cycle(3, what, "shm", f"ranks 0, 1 in {what} #2 in the group of all ranks; rank 2 in all_reduce #0 in subgroup 0 (ranks 1, 2)")
+
     def expect_end(self, ranks, what, backend):
         result, _ = self.launched(ranks, what, backend)
         self.assertEqual(result.returncode, 0, f"{what} {backend} on {ranks}\n{result.stderr}")
@@ -55,7 +60,6 @@ class GroupOrder(ProgramTest):
         for backend in BACKENDS:
             result = self.expect_end(3, "row", backend)
             self.assertIn("rank 0 has not reached", result.stderr)
-        self.expect_end(3, "root", "shm")
 
     def test_nor_are_threads_with_groups_of_their_own_that_sleep(self):
         # A page shows the wait of one thread, so the launcher cannot know what the other one will do.

@@ -39,7 +39,7 @@ PageNote PageNote::of(PageGroup& group, int rank, uint64_t sequence, const shm::
                       std::chrono::milliseconds timeout) {
   PageNote note{.group = group.place()};
   if (collective == nullptr) return note;
-  note.awaited = start_collective(group, rank, sequence, *collective);
+  note.awaited = start_collective(group, rank, sequence, *collective, /*compares_all=*/true);
   if (timeout < kShortest) note.awaited.needs = 0;
   return note;
 }
