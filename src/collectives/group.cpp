@@ -36,12 +36,11 @@ at::Tensor moved_rows(const at::Tensor& dense, int64_t rows) {
   return flat.view({rows, rows == 0 ? 0 : flat.numel() / rows});
 }
 
-void note_start(const Group::State& group, uint64_t sequence, const char* operation, const at::Tensor& tensor,
-                Clock::time_point now) {
+void note_start(const Group::State& group, uint64_t sequence, const char* operation, const at::Tensor& tensor) {
   operations_started.add();
   const at::IntArrayRef sizes = tensor.sizes();
   own_page().start_operation(sequence, operation, dtype_name(tensor.scalar_type()), tensor.numel(), sizes.data(),
-                             sizes.size(), now, OperationLabel::current(), group.on_page.place());
+                             sizes.size(), coarse_now(), OperationLabel::current(), group.on_page.place());
 }
 
 /// `written`: what this rank's part in it writes; undefined if nothing. `what` and `message` are for errors.
@@ -50,12 +49,12 @@ Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor,
            std::string message = "", MessageCounts::Message counted = {}) {
   if (written.defined()) note_written(written);
   const char* operation = CallGuard::operation(group->caller);
-  note_start(*group, group->sequence, operation, tensor, coarse_now());
+  note_start(*group, group->sequence, operation, tensor);
   RankStatus::Awaited awaited;
+  const bool in_memory = group->blocking != nullptr && tensor.is_cpu();
   // An operation that sends nothing, because it has no elements, is counted on no rank.
   if (message.empty() && work)
-    awaited = start_collective(group->on_page, group->rank, group->sequence, what,
-                               group->blocking != nullptr && tensor.is_cpu());
+    awaited = start_collective(group->on_page, group->rank, group->sequence, what, in_memory);
   return Work(std::make_shared<Work::State>(Work::State{.operation = operation,
                                                         .sequence = group->sequence++,
                                                         .call = call_now(what),
@@ -75,13 +74,11 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& o
   request.input = input.const_data_ptr();
   request.output = output.mutable_data_ptr();
   if (request.kind != shm::OperationKind::kBroadcast || request.root != group->rank) note_written(output);
-  const auto started = coarse_now();
   const uint64_t sequence = group->sequence++;
   if (request.count == 0 && request.kind != shm::OperationKind::kBarrier)
     return true;  // sends nothing, as through c10d
-  note_start(*group, sequence, operation, input, started);
-  const RankStatus::Awaited awaited =
-      start_collective(group->on_page, group->rank, sequence, request, /*compares_all=*/true);
+  note_start(*group, sequence, operation, input);
+  const RankStatus::Awaited awaited = start_collective(group->on_page, group->rank, sequence, request, true);
   const shm::Call call = call_now(request);
   try {
     const WaitOnPage waiting(group->on_page.place(), awaited);
