@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,11 @@ struct ZeroRedundancyOptions {
   /// Keep float16 and bfloat16 parameters and their state in float as well, so that steps smaller than a parameter's
   /// last bit add up. The optimizer steps the float copy; the parameter is the copy, rounded.
   bool master_weights = false;
+  /// For the parts of a FullyShardedDataParallel: a folder on a local disk. The optimizer's state then lies in files
+  /// there, which the kernel writes out and reads back when memory is short. They have no names and go with the
+  /// process. The space is taken in the first step, which throws StorageError on all ranks if there is too little.
+  /// Empty: the state lies in memory. Machines may give different folders.
+  std::string state_folder = {};
 };
 
 namespace detail {

@@ -1,13 +1,20 @@
 #include "checkpoint/sliced_memory.h"
 
+#include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include <ATen/ATen.h>
+
+#include "base/error.h"
+#include "base/file_descriptor.h"
 
 namespace lockstep {
 namespace {
@@ -29,9 +36,40 @@ void forget_pages(std::byte* memory, size_t begin, size_t end) {
   ::madvise(memory + first, last - first, MADV_DONTNEED);
 }
 
+/// A new file without a name.
+FileDescriptor nameless_file(const std::string& folder) {
+  FileDescriptor file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (file || (errno != EOPNOTSUPP && errno != EISDIR)) return file;
+  std::string name = folder + "/.lockstep-state-XXXXXX";
+  file = FileDescriptor(::mkostemp(name.data(), O_CLOEXEC));
+  if (file) ::unlink(name.c_str());
+  return file;
+}
+
+/// Puts a file in `folder` in the place of the pages with [begin, end) of the memory.
+void map_file(std::byte* memory, size_t begin, size_t end, const std::string& folder) {
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t first = begin / page * page, bytes = (end + page - 1) / page * page - first;
+  const auto refuse = [&](const std::string& why) {
+    throw StorageError("no room for " + std::to_string(bytes >> 20) + " MiB of an optimizer's state in the folder " +
+                       folder + ": " + why);
+  };
+  if (bytes == 0) return;
+  const FileDescriptor file = nameless_file(folder);
+  struct statfs system;
+  if (!file || ::fstatfs(file.get(), &system) != 0) refuse(std::strerror(errno));
+  if (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC)
+    refuse("it lies in memory; name one on a disk, or leave state_folder empty");
+  if (const int problem = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes)); problem != 0)
+    refuse(std::strerror(problem));
+  if (::mmap(memory + first, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file.get(), 0) == MAP_FAILED)
+    refuse(std::strerror(errno));
+}
+
 }  // namespace
 
-at::Tensor sliced_zeros(int64_t elements, at::ScalarType dtype, int ranks, int place, std::vector<int> holders) {
+at::Tensor sliced_zeros(int64_t elements, at::ScalarType dtype, int ranks, int place, std::vector<int> holders,
+                        const std::string& folder) {
   const Slices slices{ranks, place, static_cast<size_t>(elements) * c10::elementSize(dtype), std::move(holders)};
   auto sliced = std::make_unique<SlicedMemory>(SlicedMemory{slices, nullptr});
   void* memory =
@@ -39,6 +77,7 @@ at::Tensor sliced_zeros(int64_t elements, at::ScalarType dtype, int ranks, int p
   TORCH_CHECK(memory != MAP_FAILED, "no address space for ", sliced->size(),
               " bytes of which each rank holds a slice: ", std::strerror(errno));
   sliced->address = memory;
+  if (!folder.empty()) map_file(static_cast<std::byte*>(memory), slices.begin(), slices.begin() + slices.bytes, folder);
   at::DataPtr data(memory, sliced.release(), delete_sliced_memory, at::kCPU);
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
                                                        slices.bytes * static_cast<size_t>(ranks), std::move(data),

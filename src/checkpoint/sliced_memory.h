@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -19,8 +20,11 @@ struct Slices {
   int holder(int slice) const { return holders.empty() ? slice : holders[static_cast<size_t>(slice)]; }
 };
 
-/// [ranks * elements] zeros, whose pages take memory only when written.
-at::Tensor sliced_zeros(int64_t elements, at::ScalarType dtype, int ranks, int place, std::vector<int> holders = {});
+/// [ranks * elements] zeros, whose pages take memory only when written. `folder`: this rank's slice lies in a file
+/// there that has no name and goes with the tensor; empty: in memory. Throws StorageError if the folder is in memory,
+/// or has too little room.
+at::Tensor sliced_zeros(int64_t elements, at::ScalarType dtype, int ranks, int place, std::vector<int> holders = {},
+                        const std::string& folder = "");
 
 /// The division of such a tensor's memory; null for any other.
 const Slices* slices_of(const c10::Storage& storage);

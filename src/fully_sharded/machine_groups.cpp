@@ -88,11 +88,12 @@ at::Tensor MachineGroups::allocate_together(int64_t elements, at::ScalarType dty
   return memory_ != nullptr ? memory_->allocate_together(elements, dtype) : allocate_alone(elements, dtype);
 }
 
-at::Tensor MachineGroups::allocate_in_slices(int64_t slice_elements, at::ScalarType dtype) const {
+at::Tensor MachineGroups::allocate_in_slices(int64_t slice_elements, at::ScalarType dtype,
+                                             const std::string& folder) const {
   std::vector<int> holders;
   for (int slice = 0; slice < all_.world_size(); ++slice)
     holders.push_back(slice % machines() * ranks_here_ + slice / machines());
-  return sliced_zeros(slice_elements, dtype, all_.world_size(), slice(), std::move(holders));
+  return sliced_zeros(slice_elements, dtype, all_.world_size(), slice(), std::move(holders), folder);
 }
 
 at::Tensor MachineGroups::allocate_summed(int64_t elements, at::ScalarType dtype) const {

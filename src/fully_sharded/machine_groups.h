@@ -43,8 +43,9 @@ class MachineGroups {
 
   /// Zeros that all ranks of the machine map. Every rank calls it.
   at::Tensor allocate_together(int64_t elements, at::ScalarType dtype) const;
-  /// Zeros for all ranks' slices of so many elements, of which each rank has its own (checkpoint/sliced_memory.h).
-  at::Tensor allocate_in_slices(int64_t slice_elements, at::ScalarType dtype) const;
+  /// Zeros for all ranks' slices of so many elements, of which each rank has its own, in memory or in a file in
+  /// `folder` (checkpoint/sliced_memory.h).
+  at::Tensor allocate_in_slices(int64_t slice_elements, at::ScalarType dtype, const std::string& folder = "") const;
   /// Memory that the ranks of the machine add up where it lies.
   at::Tensor allocate_summed(int64_t elements, at::ScalarType dtype) const;
   /// Returns when all ranks of the machine have called it.

@@ -46,8 +46,33 @@ at::Tensor PartStates::flat(const at::Tensor& array, const at::Tensor& part) con
   return in_memory_order(array, place.strides).slice(0, place.begin, place.end).clone();
 }
 
+at::Tensor PartStates::own_place(const at::Tensor& part, int array, at::ScalarType dtype) {
+  const PartPlace& place = place_of(part);
+  const int64_t begin = place.begin < place.end ? place.offset + place.begin : 0;
+  return memory(place, array, dtype).as_strided({place.end - place.begin}, {1}, begin);
+}
+
+void PartStates::reserve(const torch::optim::Optimizer& optimizer) {
+  if (folder_.empty()) return;
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& part : group.params()) {
+      if (!part.grad().defined() && optimizer.state().count(part.unsafeGetTensorImpl()) == 0) continue;
+      for (int array = 0; array < optim::state_arrays(formula_.algorithm(group.options())); ++array)
+        memory(place_of(part), array, part.scalar_type());
+    }
+}
+
+at::Tensor PartStates::zeros(const at::Tensor& part, int array, at::ScalarType dtype) {
+  return folder_.empty() ? at::zeros(part.sizes(), part.options().dtype(dtype).requires_grad(false))
+                         : own_place(part, array, dtype).zero_();
+}
+
 void PartStates::flatten(torch::optim::Optimizer& optimizer) {
-  for_each(optimizer, [&](const at::Tensor& array, const at::Tensor& part, int) { return flat(array, part); });
+  for_each(optimizer, [&](const at::Tensor& array, const at::Tensor& part, int number) {
+    at::Tensor found = flat(array, part);
+    if (folder_.empty() || slices_of(found.storage()) != nullptr) return found;
+    return own_place(part, number, array.scalar_type()).copy_(found);
+  });
 }
 
 void PartStates::show(torch::optim::Optimizer& optimizer) {
@@ -70,7 +95,7 @@ void PartStates::show(torch::optim::Optimizer& optimizer) {
 const at::Tensor& PartStates::memory(const PartPlace& place, int array, at::ScalarType dtype) {
   at::Tensor& memory = memory_[{place.unit, array}];
   if (!memory.defined() || memory.scalar_type() != dtype)
-    memory = groups_->allocate_in_slices(place.slice_elements, dtype);
+    memory = groups_->allocate_in_slices(place.slice_elements, dtype, folder_);
   return memory;
 }
 

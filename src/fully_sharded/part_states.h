@@ -27,16 +27,22 @@ struct PartPlace {
 
 /// What an optimizer remembers of parts, in two forms. Steps take flat tensors, as large as the parts. Saving takes
 /// tensors of the parameters' shapes in memory of which this rank has its slice; once there, the flat ones lie in it.
-/// Loading gives tensors of the parameters' shapes that are all there.
+/// Loading gives tensors of the parameters' shapes that are all there. With a folder, all lie in files from the first
+/// step on.
 class PartStates {
  public:
   using Places = std::unordered_map<const c10::TensorImpl*, PartPlace>;  ///< by part
-  PartStates(Places places, std::shared_ptr<const MachineGroups> groups, const Formula& formula)
-      : places_(std::move(places)), groups_(std::move(groups)), formula_(formula) {}
+  /// `folder`: ZeroRedundancyOptions::state_folder.
+  PartStates(Places places, std::shared_ptr<const MachineGroups> groups, const Formula& formula, std::string folder)
+      : places_(std::move(places)), groups_(std::move(groups)), formula_(formula), folder_(std::move(folder)) {}
 
   bool has(const at::Tensor& part) const { return places_.contains(part.unsafeGetTensorImpl()); }
   const std::string& name_of(const at::Tensor& part) const { return place_of(part).name; }
   at::IntArrayRef sizes_of(const at::Tensor& part) const { return place_of(part).sizes; }
+  /// Makes room in the folder for the state of all parts that a step changes. Throws StorageError.
+  void reserve(const torch::optim::Optimizer& optimizer);
+  /// Zeros, in the form for steps.
+  at::Tensor zeros(const at::Tensor& part, int array, at::ScalarType dtype);
   /// The form for steps.
   void flatten(torch::optim::Optimizer& optimizer);
   /// The form for saving. Never holds more than 64 MiB of both forms at once.
@@ -47,12 +53,15 @@ class PartStates {
   template <typename Body>
   void for_each(torch::optim::Optimizer& optimizer, const Body& body) const;
   at::Tensor flat(const at::Tensor& array, const at::Tensor& part) const;
+  /// The place of a part's array in memory().
+  at::Tensor own_place(const at::Tensor& part, int array, at::ScalarType dtype);
   /// Memory for the `array`-th arrays of the parameters in the unit of this one.
   const at::Tensor& memory(const PartPlace& place, int array, at::ScalarType dtype);
 
   const Places places_;
   const std::shared_ptr<const MachineGroups> groups_;
   const Formula& formula_;
+  const std::string folder_;
   std::map<std::pair<size_t, int>, at::Tensor> memory_;
 };
 

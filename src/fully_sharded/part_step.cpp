@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/first_difference.h"
 #include "fully_sharded/told_to_all.h"
+#include "optim/local_step.h"
 #include "optim/step_plan.h"
 #include "rank_page/operation_label.h"
 
@@ -41,7 +42,8 @@ std::string numbers_of(const std::string& name, double lr, const optim::Intent& 
 }
 
 std::unique_ptr<detail::Stepper> make_own(const Group& group, torch::optim::Optimizer& optimizer,
-                                          const detail::StepKind& kind, const ZeroRedundancyOptions& options) {
+                                          const detail::StepKind& kind, const ZeroRedundancyOptions& options,
+                                          detail::StateZeros zeros) {
   const OperationLabel label(kMaking);
   on_all_ranks(group, [&] {
     TORCH_CHECK(kind.formula != detail::FormulaKind::kNone,
@@ -52,7 +54,7 @@ std::unique_ptr<detail::Stepper> make_own(const Group& group, torch::optim::Opti
         "FullyShardedDataParallel: master_weights is for parameters of 16 bits, which it does not take yet; leave "
         "it false");
   });
-  return detail::make_stepper(static_cast<const Replica*>(nullptr), optimizer, kind, options);
+  return detail::make_local_stepper(optimizer, kind, options, std::move(zeros));
 }
 
 }  // namespace
@@ -63,11 +65,16 @@ PartStep::PartStep(std::shared_ptr<const MachineGroups> groups, torch::optim::Op
     : group_(groups->all()),
       formula_(kind.formula),
       optimizer_(&optimizer),
-      own_(make_own(group_, optimizer, kind, options)),
+      own_(make_own(group_, optimizer, kind, options,
+                    [this](const at::Tensor& part, int array, at::ScalarType dtype) {
+                      return states_.zeros(part, array, dtype);
+                    })),
       events_(std::move(events)),
-      states_(std::move(places), std::move(groups), formula_of(formula_)) {
+      states_(std::move(places), std::move(groups), formula_of(formula_), options.state_folder) {
   const OperationLabel label(kMaking);
-  refuse_difference("option", group_.all_gather_bytes("optimizer " + c10::demangle(typeid(optimizer).name()) + '\n'));
+  const char* const state = options.state_folder.empty() ? "in memory" : "in files of a state_folder";
+  refuse_difference("option", group_.all_gather_bytes("optimizer " + c10::demangle(typeid(optimizer).name()) +
+                                                      "\nstate " + state + '\n'));
 }
 
 void PartStep::move_to(torch::optim::Optimizer& optimizer) {
@@ -112,9 +119,10 @@ std::string PartStep::intended() const {
   return lines;
 }
 
-void PartStep::agree() const {
+void PartStep::agree() {
   const OperationLabel label("an optimizer's step");
-  const std::string trouble = this->trouble();
+  std::string trouble = this->trouble();
+  if (trouble.empty()) trouble = trouble_of([&] { states_.reserve(*optimizer_); });
   const std::string model = trouble.empty() ? events_.describe() : "";
   refuse_difference("step", tell_all(group_, trouble, trouble.empty() ? intended() + model : ""));
 }

@@ -39,7 +39,7 @@ class PartStep final : public detail::Stepper {
 
  private:
   /// Throws on all ranks if some cannot step, or are about to do something else.
-  void agree() const;
+  void agree();
   std::string trouble() const;
   std::string intended() const;
   /// Throws if the ranks' lines differ.

@@ -1,3 +1,7 @@
+#include "optim/local_step.h"
+
+#include <utility>
+
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -13,18 +17,21 @@
 namespace lockstep::detail {
 namespace {
 
-at::Tensor zeros(at::ScalarType dtype, const at::Tensor& like) {
+constexpr int kMaster = -1;  // in the place of an array's number
+
+at::Tensor plain_zeros(const at::Tensor& like, int, at::ScalarType dtype) {
   return at::empty_strided(like.sizes(), like.strides(), like.options().dtype(dtype).requires_grad(false)).zero_();
 }
 
 /// Brings the tensor into the kernels' form, or makes zeros if there is none yet. Returns its address.
-std::byte* prepare(at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& parameter) {
-  tensor = tensor.defined() ? optim::laid_out(tensor, dtype, parameter) : zeros(dtype, parameter);
+std::byte* prepare(at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& parameter, int array,
+                   const StateZeros& zeros) {
+  tensor = tensor.defined() ? optim::laid_out(tensor, dtype, parameter) : zeros(parameter, array, dtype);
   return static_cast<std::byte*>(tensor.mutable_data_ptr());
 }
 
-optim::Plan plan(torch::optim::Optimizer& optimizer, const Formula& formula, const optim::Intent& intent,
-                 bool masters) {
+optim::Plan plan(torch::optim::Optimizer& optimizer, const Formula& formula, const optim::Intent& intent, bool masters,
+                 const StateZeros& zeros) {
   const at::Tensor& parameter = intent.parameter;
   const bool master = masters && optim::is_16_bit(parameter.scalar_type());
   const int arrays = optim::state_arrays(intent.algorithm);
@@ -34,10 +41,11 @@ optim::Plan plan(torch::optim::Optimizer& optimizer, const Formula& formula, con
   const at::ScalarType dtype = master ? at::kFloat : parameter.scalar_type();
   for (int a = 0; a < arrays; ++a) {
     at::Tensor array = formula.array(state, a);
-    result.arrays[static_cast<size_t>(a)] = prepare(array, dtype, parameter);
+    result.arrays[static_cast<size_t>(a)] = prepare(array, dtype, parameter, a, zeros);
     formula.set_array(state, a, array);
   }
-  if (master) result.master = prepare(dynamic_cast<Master&>(state).master_param, at::kFloat, parameter);
+  if (master)
+    result.master = prepare(dynamic_cast<Master&>(state).master_param, at::kFloat, parameter, kMaster, plain_zeros);
   formula.count(state);
   return result;
 }
@@ -45,8 +53,9 @@ optim::Plan plan(torch::optim::Optimizer& optimizer, const Formula& formula, con
 /// The step of one process.
 class LocalStep final : public Stepper {
  public:
-  LocalStep(torch::optim::Optimizer& optimizer, const StepKind& kind, const ZeroRedundancyOptions& options)
-      : optimizer_(&optimizer), kind_(kind), options_(options) {}
+  LocalStep(torch::optim::Optimizer& optimizer, const StepKind& kind, const ZeroRedundancyOptions& options,
+            StateZeros zeros)
+      : optimizer_(&optimizer), kind_(kind), options_(options), zeros_(std::move(zeros)) {}
 
   void step() override {
     const at::NoGradGuard no_grad;
@@ -65,7 +74,7 @@ class LocalStep final : public Stepper {
         optim::intents_of(*optimizer_, formula, [](const at::Tensor& parameter) { return parameter.grad().defined(); });
     std::vector<optim::Plan> plans;
     for (const optim::Intent& intent : intents)
-      plans.push_back(plan(*optimizer_, formula, intent, options_.master_weights));
+      plans.push_back(plan(*optimizer_, formula, intent, options_.master_weights, zeros_));
     optim::run(plans);
     for (const optim::Intent& intent : intents)
       if (!intent.parameter.is_inference()) intent.parameter.unsafeGetTensorImpl()->bump_version();
@@ -74,6 +83,7 @@ class LocalStep final : public Stepper {
   torch::optim::Optimizer* optimizer_;
   const StepKind kind_;
   const ZeroRedundancyOptions options_;
+  const StateZeros zeros_;
 };
 
 /// Of the parameters that an earlier optimizer keeps once for all ranks.
@@ -97,13 +107,20 @@ void check_parameters(const torch::optim::Optimizer& optimizer, FormulaKind kind
 
 std::unique_ptr<Stepper> make_stepper(const Replica* model, torch::optim::Optimizer& optimizer, const StepKind& kind,
                                       const ZeroRedundancyOptions& options) {
+  TORCH_CHECK(options.state_folder.empty(),
+              "ZeroRedundancyOptimizer: state_folder is for the parts of a FullyShardedDataParallel; leave it empty");
   if (model != nullptr && state_of(*model).group.world_size() > 1) {
     for (const std::string& problem : {optim::problem_of(optimizer), trouble_of_shared(optimizer)})
       TORCH_CHECK(problem.empty(), problem);
     return std::make_unique<ShardedStep>(*model, optimizer, kind, options);
   }
+  return make_local_stepper(optimizer, kind, options, plain_zeros);
+}
+
+std::unique_ptr<Stepper> make_local_stepper(torch::optim::Optimizer& optimizer, const StepKind& kind,
+                                            const ZeroRedundancyOptions& options, StateZeros zeros) {
   if (kind.formula == FormulaKind::kNone) return nullptr;
-  return std::make_unique<LocalStep>(optimizer, kind, options);
+  return std::make_unique<LocalStep>(optimizer, kind, options, std::move(zeros));
 }
 
 }  // namespace lockstep::detail
