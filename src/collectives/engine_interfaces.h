@@ -11,10 +11,17 @@ namespace lockstep {
 /// bytes on 2 ranks in shared memory).
 class BlockingEngine {
  public:
+  /// `compares_all_calls`: every operation begins with a comparison of all ranks' calls, so that it ends on no rank
+  /// before all have called it.
+  explicit BlockingEngine(bool compares_all_calls) : compares_all_calls_(compares_all_calls) {}
   virtual ~BlockingEngine() = default;
   /// Runs an operation on contiguous CPU memory, in order with the group's other operations. Throws what a Work's wait
   /// would throw. Data that is only moved is passed as bytes, as through c10d, so ranks may mix the two ways.
   virtual void run(shm::Request&& request) = 0;
+  bool compares_all_calls() const { return compares_all_calls_; }
+
+ private:
+  const bool compares_all_calls_;
 };
 
 /// An optional engine interface: any thread can end the waits of this rank.

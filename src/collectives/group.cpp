@@ -24,8 +24,8 @@ namespace lockstep {
 namespace {
 
 std::vector<int64_t> with_rows(int64_t rows, at::IntArrayRef sizes) {
-  std::vector<int64_t> shape{rows};
-  shape.insert(shape.end(), sizes.begin(), sizes.end());
+  std::vector<int64_t> shape = sizes.vec();
+  shape.insert(shape.begin(), rows);
   return shape;
 }
 
@@ -51,10 +51,10 @@ Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor,
   const char* operation = CallGuard::operation(group->caller);
   note_start(*group, group->sequence, operation, tensor);
   RankStatus::Awaited awaited;
-  const bool in_memory = group->blocking != nullptr && tensor.is_cpu();
+  const bool compares_all = group->compares_all_calls() && tensor.is_cpu();
   // An operation that sends nothing, because it has no elements, is counted on no rank.
   if (message.empty() && work)
-    awaited = start_collective(group->on_page, group->rank, group->sequence, what, in_memory);
+    awaited = start_collective(group->on_page, group->rank, group->sequence, what, compares_all);
   return Work(std::make_shared<Work::State>(Work::State{.operation = operation,
                                                         .sequence = group->sequence++,
                                                         .call = call_now(what),
@@ -74,11 +74,12 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& o
   request.input = input.const_data_ptr();
   request.output = output.mutable_data_ptr();
   if (request.kind != shm::OperationKind::kBroadcast || request.root != group->rank) note_written(output);
+  const auto started = coarse_now();
   const uint64_t sequence = group->sequence++;
-  if (request.count == 0 && request.kind != shm::OperationKind::kBarrier)
-    return true;  // sends nothing, as through c10d
+  // Sends nothing, as through c10d.
+  if (request.count == 0 && request.kind != shm::OperationKind::kBarrier) return true;
   note_start(*group, sequence, operation, input);
-  const RankStatus::Awaited awaited = start_collective(group->on_page, group->rank, sequence, request, true);
+  const auto awaited = start_collective(group->on_page, group->rank, sequence, request, group->compares_all_calls());
   const shm::Call call = call_now(request);
   try {
     const WaitOnPage waiting(group->on_page.place(), awaited);
@@ -92,7 +93,6 @@ bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& o
                                   .call = call,
                                   .group = group,
                                   .work = nullptr,
-                                  .finish = nullptr,
                                   .started = started},
                                  cause));
   }

@@ -101,6 +101,8 @@ struct Group::State {
     return CallGuard(caller, rank, generation, operation);
   }
   void check_member(const char* operation) const;
+  /// As BlockingEngine::compares_all_calls(), of operations on CPU tensors.
+  bool compares_all_calls() const { return blocking != nullptr && blocking->compares_all_calls(); }
   /// A rank's number among all ranks.
   int number_of_all(int of) const { return ranks_of_all.empty() ? of : ranks_of_all[static_cast<size_t>(of)]; }
 };

@@ -25,9 +25,9 @@ struct Work::State {
   const char* operation;
   uint64_t sequence;
   shm::Call call;
-  std::shared_ptr<Group::State> group;  ///< keeps the engine alive
-  c10::intrusive_ptr<c10d::Work> work;  ///< null: nothing was sent
-  std::function<void()> finish;         ///< copies the result back, on the waiting thread; may be empty
+  std::shared_ptr<Group::State> group;     ///< keeps the engine alive
+  c10::intrusive_ptr<c10d::Work> work;     ///< null: nothing was sent
+  std::function<void()> finish = nullptr;  ///< copies the result back, on the waiting thread; may be empty
   Clock::time_point started = coarse_now();
   std::string message = "";  ///< of a send or recv: "to rank 1, tag 7"
   MessageCounts::Message counted = {};

@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include "base/clock.h"
+#include "collectives/group_state.h"
 #include "collectives/hierarchical/layout.h"
 #include "collectives/hierarchical/pieces.h"
 #include "collectives/operations.h"
@@ -157,6 +158,33 @@ TEST_P(OnMachines, ADifferenceIsNamedWhoeverDiffers) {
                     " called all_reduce(float32, 1000 elements, sum)"},
                    text);
     });
+}
+
+TEST_P(OnMachines, AFutureHasTheErrorOfItsOperation) {
+  run_ranks(GetParam(), [](Context& context) {
+    c10d::Backend& engine = *state_of(context.group()).backend;
+    std::vector<at::Tensor> sum{at::ones({1000})}, differs{at::ones({context.is_main() ? 1000 : 2000})};
+    const auto good = engine.allreduce(sum)->getFuture();
+    good->waitAndThrow();
+    EXPECT_EQ(good->value().toTensorVector().at(0)[999].item<int>(), context.world_size());
+    const auto failed = engine.allreduce(differs)->getFuture();
+    // It used to be complete, without an error.
+    expect_parts({"ranks disagree on operation "}, failure_of([&] { failed->waitAndThrow(); }));
+    EXPECT_TRUE(failed->hasError());
+  });
+}
+
+TEST_P(OnMachines, ACallbackThatThrowsHarmsNoOperation) {
+  run_ranks(GetParam(), [](Context& context) {
+    c10d::Backend& engine = *state_of(context.group()).backend;
+    for (int turn = 0; turn < 20; ++turn) {
+      std::vector<at::Tensor> sum{at::ones({1000})};
+      const auto work = engine.allreduce(sum);
+      work->getFuture()->addCallback([](c10::ivalue::Future&) { throw Error("of the callback"); });
+      work->wait();
+      EXPECT_EQ(sum[0][999].item<int>(), context.world_size());
+    }
+  });
 }
 
 TEST_P(OnMachines, ARankThatEndsIsNamedOnAllOthers) {

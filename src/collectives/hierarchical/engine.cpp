@@ -43,7 +43,7 @@ Engine::~Engine() {
 }
 
 JobPtr Engine::start(shm::Request request, std::chrono::milliseconds timeout, bool at_once, std::function<void()> then,
-                     std::function<void()> at_end) {
+                     std::function<void(const std::exception_ptr&)> at_end) {
   require(shm::name(request.kind));
   const MutexLock lock(mutex_);
   if (request.kind == shm::OperationKind::kAllToAllUneven) request.count = 0;

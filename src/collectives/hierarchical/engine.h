@@ -38,7 +38,7 @@ class Engine {
 
   /// Queues an operation. `at_once`: the caller waits for it.
   JobPtr start(shm::Request request, std::chrono::milliseconds timeout, bool at_once,
-               std::function<void()> then = nullptr, std::function<void()> at_end = nullptr);
+               std::function<void()> then = nullptr, std::function<void(const std::exception_ptr&)> at_end = nullptr);
   /// Throws if this thread must not communicate. A callback may, on any thread: other threads move its messages.
   void require(const char* operation) const {
     if (progress() != nullptr && !Runner::is_calling_back()) progress()->require(operation);

@@ -94,6 +94,7 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
   HierarchicalBackend(EnginePtr engine, std::shared_ptr<Carrier> messages, std::string name,
                       std::chrono::milliseconds timeout)
       : RequestBackend(engine->layout().rank, engine->layout().world_size()),
+        BlockingEngine(/*compares_all_calls=*/false),
         engine_(std::move(engine)),
         messages_(std::move(messages)),
         name_(std::move(name)),
@@ -214,13 +215,10 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
     if (count == 0) HierarchicalWork::complete(work->future(), request.result, nullptr);
     for (size_t i = 0; i < count; ++i) {
       const bool is_last = i + 1 == count;
-      // The job is known to itself only when it has been added; the future is completed on the thread that ran it.
-      auto place = std::make_shared<std::weak_ptr<Job>>();
-      std::function<void()> at_end;
+      std::function<void(const std::exception_ptr&)> at_end;
       if (is_last)
-        at_end = [place, future = work->future(), result = request.result] {
-          const JobPtr job = place->lock();
-          HierarchicalWork::complete(future, result, job ? job->error : nullptr);
+        at_end = [future = work->future(), result = request.result](const std::exception_ptr& error) {
+          HierarchicalWork::complete(future, result, error);
         };
       work->add(engine_->start(
           std::move(request.parts[i]), timeout, request.waits, is_last ? std::function<void()>(finish) : [kept] {},

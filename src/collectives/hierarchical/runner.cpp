@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <c10/util/Exception.h>
+
 #include "base/interruption.h"
 #include "collectives/gloo/blocked_sigpipe.h"
 
@@ -72,7 +74,13 @@ void Runner::run_first(MutexLock& lock) {
   done_.notify_all();
   if (job->at_end) {
     const bool within_another = std::exchange(calling_back, true);
-    job->at_end();
+    // Callbacks of a future run here. An exception from one belongs neither to the thread, which would end the process,
+    // nor to the operation for which the thread waits.
+    try {
+      job->at_end(error);
+    } catch (const std::exception& exception) {
+      TORCH_WARN("a callback of ", job->text, " threw: ", exception.what());
+    }
     calling_back = within_another;
   }
   lock.lock();

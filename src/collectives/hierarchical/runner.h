@@ -21,9 +21,10 @@ struct Job {
   std::function<void()> run;  ///< throws what went wrong
   uint64_t number = 0;        ///< of the collective, and its text
   std::string text;
-  std::function<void()> at_end;  ///< called after is_done, on the thread that ran it; may be empty
-  Clock::time_point started{};   ///< once it runs
-  std::exception_ptr error;      ///< once it is done
+  /// Called with the error after is_done, on the thread that ran the job; may be empty.
+  std::function<void(const std::exception_ptr&)> at_end;
+  Clock::time_point started{};  ///< once it runs
+  std::exception_ptr error;     ///< once it is done
   bool is_done = false;
 };
 using JobPtr = std::shared_ptr<Job>;

@@ -70,6 +70,7 @@ c10::intrusive_ptr<c10d::Backend> share_group_of(c10d::Backend& backend,
 
 ShmBackend::ShmBackend(BackendStatePtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page)
     : RequestBackend(shared->core().rank(), shared->core().size()),
+      BlockingEngine(/*compares_all_calls=*/true),
       shared_(std::move(shared)),
       name_(std::move(name)),
       writes_page_(writes_page),
