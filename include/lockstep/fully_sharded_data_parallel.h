@@ -84,8 +84,8 @@ class FullySharded : public detail::ShardedModel, public detail::StateInSlices {
 /// given up after that (FullyShardedOptions). What is in no unit stays gathered. docs/large_models.md says what that
 /// costs.
 ///
-///     Gpt net(options);                                              // with layers made as
-///     lockstep::ShardedUnit<Layer> lockstep::FullyShardedDataParallel model(net, context);
+///     Gpt net(options);                                  // its layers are lockstep::ShardedUnit<Layer>
+///     lockstep::FullyShardedDataParallel model(net, context);
 ///     lockstep::ZeroRedundancyOptimizer optimizer(model, torch::optim::AdamWOptions(1e-3));
 ///
 /// On every rank: the same module and the same order of units in each forward and backward; a difference is an Error on

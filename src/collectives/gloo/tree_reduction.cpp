@@ -28,7 +28,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 constexpr int64_t kPieceBytes = 1 << 20;
 /// Pieces of each peer that are asked for at a time.
 constexpr int64_t kAhead = 4;
-/// Whole operands go to everybody where a rank then receives up to so many bytes: measured (docs/backends.md).
+/// Whole operands go to everybody where a rank then receives up to so many bytes: measured (bench/all_reduce).
 constexpr int64_t kDirectBytes = 1 << 20;
 
 struct Range {
