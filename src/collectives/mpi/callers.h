@@ -8,8 +8,8 @@
 
 namespace lockstep::mpi_engine {
 
-/// The threads that may call MPI: those of the process that initialized it, until it is finalized; if MPI takes calls
-/// from one thread only, the thread that made this object. Any thread.
+/// The threads that may call MPI: those of the process that initialized it, until it is finalized; if MPI allows one
+/// thread only, the thread that made this object. Any thread may use it.
 class Callers {
  public:
   Callers(const Port& port, int rank) : port_(port), rank_(rank) {}
