@@ -21,18 +21,17 @@ struct Layout {
   int local() const { return local_of[static_cast<size_t>(rank)]; }
   int ranks_on(int machine) const { return static_cast<int>(ranks[static_cast<size_t>(machine)].size()); }
   int most_on_a_machine() const;  ///< ranks
-  /// The rank of a machine that serves rail `rail`: the one with this number, modulo the ranks of the machine.
+  /// The rank of a machine that serves rail `rail`: the local rank `rail` modulo the machine's number of ranks.
   int on_rail(int machine, int rail) const {
     return ranks[static_cast<size_t>(machine)][static_cast<size_t>(rail % ranks_on(machine))];
   }
-  /// The number of ranks of every machine that can exchange data with the others at once, each over its own
-  /// connections.
+  /// The number of ranks of each machine that can exchange data with the others at once, each over its own connections.
   int rails() const;
 };
 
 /// The order in which elements are added: the balanced binary tree over the ranks, as in shared memory
-/// (collectives/shm/kernels/reduce.h). A machine adds each whole subtree of its own ranks to a partial sum; the holder
-/// of all partial sums adds the rest. This is the only place that decides the order.
+/// (collectives/shm/kernels/reduce.h). A machine adds each whole subtree of its own ranks into a partial sum; the
+/// holder of all partial sums adds the rest. This is the only place that decides the order.
 struct SumOrder {
   /// The sum over ranks [first, last), all on `machine`.
   struct Partial {

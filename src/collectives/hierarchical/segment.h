@@ -28,7 +28,7 @@ class Segment {
   std::byte* place(int local, const Piece& piece) const;
   /// The targets of its total, in the memory of all ranks of the machine that receive it.
   std::vector<void*> targets(const Piece& piece) const;
-  /// Copies results that lie elsewhere to this rank's output. Called after the last meeting.
+  /// Copies results from elsewhere to this rank's output. Called after the last meeting.
   void take_result() const;
 
  private:
