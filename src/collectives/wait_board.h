@@ -11,11 +11,11 @@
 
 namespace lockstep {
 
-/// The announcements by which ranks tell each other what they wait for: keys of a store. If the store fails, nothing is
-/// announced.
+/// The announcements by which ranks tell each other what they wait for, as keys of a store. If the store fails, nothing
+/// is announced.
 class WaitBoard {
  public:
-  /// Deletes records that this rank wrote for an earlier group over the same store.
+  /// Deletes this rank's records of an earlier group over the same store.
   WaitBoard(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
 
   int rank() const { return rank_; }
