@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// The norm of CPU gradients, as one vector. Each gradient counts in blocks of kBlock elements, in memory order; the
-/// blocks are added one after the other. So the bits do not depend on which rank or thread computes which block.
+/// The norm of CPU gradients, as one vector. Each gradient counts in blocks of kBlock elements, in memory order, and
+/// the blocks are added one after the other. So the bits do not depend on which rank or thread computes which block.
 class GradientNorm {
  public:
   static constexpr int64_t kBlock = 2048;
