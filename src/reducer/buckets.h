@@ -24,7 +24,7 @@ struct ReductionEquipment {
 /// The buckets of a plan. Problems with gradients are written to the rank's message.
 class Buckets {
  public:
-  /// The arguments outlive the object.
+  /// REQUIRES: the arguments outlive the object.
   Buckets(const ReductionPlan& plan, const ReductionEquipment& equipment, RankMessage& message);
 
   const std::vector<Bucket>& all() const { return buckets_; }

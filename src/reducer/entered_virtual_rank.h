@@ -17,7 +17,7 @@ namespace lockstep {
 /// communication hooks cannot be used. In other runs it finds no error.
 class EnteredVirtualRank {
  public:
-  /// `changes` is called when this process enters or leaves a virtual rank, with the one it was in before.
+  /// `changes` is called when this process enters or leaves a virtual rank, with the previous one.
   EnteredVirtualRank(const Group& group, std::function<void(std::optional<int> from)> changes);
 
   /// The reason to refuse a backward that begins now; empty if there is none.
