@@ -14,8 +14,8 @@
 
 namespace lockstep {
 
-/// This rank's message to the others with the next reduction: its facts, and any trouble it has found. A rank in
-/// trouble carries on, because the others wait for its buckets; the trouble travels with them, and all ranks throw it
+/// This rank's message to the others with the next reduction: its facts, and any trouble that it has found. A rank in
+/// trouble continues, because the others wait for its buckets; the trouble is sent with them, and all ranks throw it
 /// together (RankAgreement).
 class RankMessage {
  public:
@@ -34,7 +34,7 @@ class RankMessage {
   const std::string& trouble() const { return trouble_; }
   /// Replaces any earlier trouble.
   void set_trouble(std::string trouble) { trouble_ = std::move(trouble); }
-  /// Replaces any earlier trouble. The next reduction reports it, whatever comes before.
+  /// Replaces any earlier trouble. The next reduction reports it, whatever happens before.
   void set_lasting_trouble(std::string trouble);
   /// Sets the trouble unless there is one already.
   void note_trouble(const std::string& trouble);
