@@ -14,12 +14,12 @@ struct ZipEntry {
   uint64_t offset;  ///< of its first byte in the file
   uint64_t bytes;
   uint32_t crc;     ///< 0 if the writer computed none
-  bool compressed;  ///< if so, it is refused when read
+  bool compressed;  ///< refused when read
 };
 
-/// A zip archive of stored entries, as torch.save writes it. Compressed entries are listed, but not read. Built from
-/// the central directory alone, in which every number is checked against the size of the file. Overlapping entries are
-/// refused, so together they are never larger than the file. Names are only compared, never opened.
+/// A zip archive of stored entries, as torch.save writes it. Compressed entries are listed, but cannot be read. Only
+/// the central directory is used, and every number in it is checked against the size of the file. Overlapping entries
+/// are refused, so together they are never larger than the file. Names are only compared, never opened.
 class ZipReader {
  public:
   /// Throws Error naming the file and, if applicable, the entry. `source` outlives this.
