@@ -15,19 +15,19 @@
 
 namespace lockstep::fully_sharded {
 
-/// Where a parameter's part lies in its unit's memory.
+/// The place of a parameter's part in its unit's memory.
 struct PartPlace {
   std::string name;                     ///< of the parameter
   std::vector<int64_t> sizes, strides;  ///< of the parameter
   size_t unit = 0;
   int64_t slice_elements = 0;  ///< of each rank's slice of that unit
   int64_t offset = 0;          ///< of the parameter, in the unit's memory
-  int64_t begin = 0, end = 0;  ///< of its elements, in the order of memory: those of the part
+  int64_t begin = 0, end = 0;  ///< elements of the parameter, in memory order, in the part
 };
 
-/// What an optimizer remembers of parts, in two forms. Steps take flat tensors, as large as the parts. Saving takes
-/// tensors of the parameters' shapes in memory of which this rank has its slice; once there, the flat ones lie in it.
-/// Loading gives tensors of the parameters' shapes that are all there.
+/// The optimizer state of parts, in two forms. Steps use flat tensors, as large as the parts. Saving uses tensors with
+/// the parameters' shapes, in memory of which this rank has its slice; after a save the flat tensors lie in that
+/// memory. Loading gives complete tensors with the parameters' shapes.
 class PartStates {
  public:
   using Places = std::unordered_map<const c10::TensorImpl*, PartPlace>;  ///< by part
@@ -37,9 +37,9 @@ class PartStates {
   bool has(const at::Tensor& part) const { return places_.contains(part.unsafeGetTensorImpl()); }
   const std::string& name_of(const at::Tensor& part) const { return place_of(part).name; }
   at::IntArrayRef sizes_of(const at::Tensor& part) const { return place_of(part).sizes; }
-  /// The form for steps.
+  /// Changes to the form for steps.
   void flatten(torch::optim::Optimizer& optimizer);
-  /// The form for saving. Never holds more than 64 MiB of both forms at once.
+  /// Changes to the form for saving. Never holds more than 64 MiB in both forms.
   void show(torch::optim::Optimizer& optimizer);
 
  private:
@@ -47,7 +47,7 @@ class PartStates {
   template <typename Body>
   void for_each(torch::optim::Optimizer& optimizer, const Body& body) const;
   at::Tensor flat(const at::Tensor& array, const at::Tensor& part) const;
-  /// Memory for the `array`-th arrays of the parameters in the unit of this one.
+  /// Memory for the `array`-th arrays of the parameters in this place's unit.
   const at::Tensor& memory(const PartPlace& place, int array, at::ScalarType dtype);
 
   const Places places_;
