@@ -21,7 +21,7 @@ class ProgressTracker {
 
   ProgressTracker(ProgressLine::Pass pass, Clock::time_point start);
 
-  /// A batch of this rank is done.
+  /// Called when a batch of this rank is done.
   void step(int64_t samples) {
     ++batches_;
     samples_ += samples;
