@@ -79,7 +79,7 @@ void Door::accept_from(int listener) {
 
 void Door::serve(Waiting& one) {
   if (one.over) return;
-  if (expected_ == 0 && ++served_ > kServedInATurn) return;  // the next turn finds it ready still
+  if (expected_ == 0 && ++served_ > kServedInATurn) return;  // it is still ready in the next turn
   const Timed timed(spent_);
   if (!one.channel) one.channel = std::make_unique<Channel>(std::move(one.socket), tls_);
   one.channel->act();

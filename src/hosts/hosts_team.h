@@ -68,7 +68,7 @@ class HostsTeam final : public Team {
   int refused_ = 0;  // the last impossible number of ranks reported to the user
   uint64_t stop_at_ = 0;
   std::vector<bool> looked_;  // nodes that have answered the last Look
-  std::optional<Look> look_;  // under way, or answered
+  std::optional<Look> look_;  // in progress, or answered
   Clock::time_point ticked_ = Clock::now();
 };
 
