@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// Exit codes of `lockstep`. Stable: scripts and schedulers rely on them. A run interrupted by SIGINT or SIGHUP to the
-/// launcher ends with 128 + the signal's number, as in shells.
+/// Exit codes of `lockstep`. Stable, because scripts and schedulers rely on them. A run interrupted by SIGINT or SIGHUP
+/// to the launcher ends with 128 + the signal's number, as in shells.
 enum ExitCode : int {
   kExitOk = 0,
   kExitBadCommandLine = 2,
@@ -34,16 +34,16 @@ class LaunchError : public Error {
  public:
   LaunchError(ExitCode code, const std::string& text) : Error(text), exit_code(code) {}
   const ExitCode exit_code;
-  /// The cause is external, a lost machine or a SIGKILL, and says nothing about the program: worth another try.
+  /// The cause is external, a lost machine or a SIGKILL, and says nothing about the program: another try is worthwhile.
   bool from_outside = false;
   int lost_ranks = 0;  ///< of lost machines
 };
 
-/// Throws LaunchError (resource limit) with what could not be done and why, by errno; for descriptors, how many this
-/// process may have, has, and needs.
+/// Throws LaunchError (resource limit) with the failed action and the reason, by errno; for descriptors, with the
+/// numbers that this process may have, has, and needs.
 [[noreturn]] void throw_limit(const std::string& what);
 
-/// Throws the same error unless this process can open `descriptors` more descriptors, which `what` takes.
+/// Throws the same error unless this process can open `descriptors` more descriptors, which `what` needs.
 void require_for_launch(size_t descriptors, const std::string& what);
 
 }  // namespace lockstep

@@ -20,7 +20,7 @@ std::string counted_ranks(int ranks);
 std::string earlier_starts(int restarts, int resizes);
 /// Each of its lines on a new line, indented.
 std::string list_lines(const Stall& stall);
-/// How long the waiting ranks wait.
+/// How long the waiting ranks will wait.
 std::string patience_text(const std::vector<RankView>& ranks);
 
 }  // namespace lockstep
