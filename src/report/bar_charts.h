@@ -10,9 +10,9 @@
 
 namespace lockstep {
 
-/// Buckets that are drawn; if there are more, the page says how many are left out.
+/// The most buckets that are drawn; the page says how many are left out.
 constexpr size_t kMostBucketsDrawn = 24;
-/// Ranks that are drawn, those that were last most often.
+/// The most ranks that are drawn: those that were last most often.
 constexpr size_t kMostRanksDrawn = 24;
 
 /// The axis below bars, with a mark at each tick.
