@@ -73,7 +73,6 @@ std::string bash_values(const std::vector<CommandText>& commands) {
   return "  case \"${COMP_WORDS[1]} $before\" in\n" + cases + "  esac\n";
 }
 
-/// The first sentence of a description.
 std::string first_sentence(const std::string& text) { return text.substr(0, text.find(". ")); }
 
 /// Text for '...' in zsh, within [...] of _arguments.

@@ -29,7 +29,6 @@ constexpr FormulaKind formula_kind() {
   return FormulaKind::kNone;
 }
 
-/// The optimizer that has these options.
 template <typename Options>
 struct OptimizerOf;
 template <>

@@ -95,7 +95,6 @@ class LoaderBase {
   const DataLoaderOptions& options() const;
   int rank() const;
   int world_size() const;
-  /// Whether batches come from several virtual ranks in turn.
   bool serves_several_virtual_ranks() const;
   /// The current batch of the newest pass.
   struct BatchShare {

@@ -61,7 +61,6 @@ struct PipelineOptions {
 /// within a step reaches all ranks of the pipeline, which can then only be destroyed.
 class Pipeline : public detail::StateInSlices {
  public:
-  /// A function that makes a layer.
   using MakeLayer = std::function<torch::nn::AnyModule()>;
   /// Computes the mean of a micro-batch's losses, a tensor with one element, from the output of the last layer and the
   /// targets.
@@ -98,7 +97,7 @@ class Pipeline : public detail::StateInSlices {
   int stages() const;
   /// This rank's layers, under their names in the sequence. Does not communicate.
   torch::nn::Sequential layers() const;
-  /// The same layers, with gradients averaged over the pipelines: for an optimizer. Does not communicate.
+  /// layers(), with gradients averaged over the pipelines: for an optimizer. Does not communicate.
   DistributedDataParallel<torch::nn::Sequential>& replica();
   /// The part of the data that this pipeline reads. Does not communicate.
   Shard shard() const;

@@ -18,7 +18,7 @@ struct BucketStats {
   double wait_ms = 0;   ///< time that this rank waited for it
 };
 
-/// What reductions cost on this rank, and the waits of a step.
+/// The costs of reductions on this rank, and the waits of a step.
 struct ReductionStats {
   int64_t reductions = 0;
   int64_t bytes = 0;       ///< sent by this rank to the others in one reduction

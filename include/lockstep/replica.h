@@ -129,7 +129,7 @@ class Replica {
   /// Steps without a gradient on any rank: skipped by NonFinitePolicy::kSkip, or by skip_step() on all ranks.
   int64_t skipped_steps() const;
 
-  /// What reductions have cost so far.
+  /// The costs of reductions so far.
   [[nodiscard]] ReductionStats stats() const;
   /// Makes ranks tell each other after each reduction how long they waited (8 bytes), so that stats() can name the rank
   /// that is late. Every rank must call it.

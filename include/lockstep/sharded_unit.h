@@ -28,7 +28,7 @@ struct EarlyUnit;
 
 class UnitBase {
  public:
-  /// What a ShardedInitialization has made of the unit; null: nothing, or already taken.
+  /// Takes the result of a ShardedInitialization; null: nothing, or already taken.
   std::shared_ptr<EarlyUnit> take_early() { return std::move(early_); }
   const EarlyUnit* early() const { return early_.get(); }
   void keep_early(std::shared_ptr<EarlyUnit> early) { early_ = std::move(early); }

@@ -51,7 +51,7 @@ struct Environment {
   std::optional<std::string> slurm_step_num_nodes;
 
   std::optional<std::string> omp_num_threads;
-  std::optional<std::string> lockstep_virtual_ranks;   ///< the number of virtual ranks
+  std::optional<std::string> lockstep_virtual_ranks;
   std::optional<std::string> lockstep_join_timeout_s;  ///< seconds to wait for all ranks to appear
 
   std::optional<std::string> lockstep_machine;  ///< ranks where it differs do not share memory

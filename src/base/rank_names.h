@@ -11,12 +11,9 @@ std::string list_ranks(const std::vector<int>& ascending);
 
 /// "rank 1" or "ranks 0, 2-5".
 std::string rank_names(const std::vector<int>& ascending);
-/// rank_names() of the ranks where `chosen` is true.
 std::string rank_names(const std::vector<bool>& chosen);
-/// rank_names() of the ranks whose bits are set.
 std::string rank_names(uint64_t bits);
 
-/// rank_names() of the ranks whose value is `value`.
 template <typename Value>
 std::string ranks_with(const std::vector<Value>& values, const Value& value) {
   std::vector<bool> chosen;

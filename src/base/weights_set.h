@@ -13,7 +13,6 @@ void note_weights_set(const std::vector<const void*>& storages, uint64_t values 
 void note_any_weights_set();
 /// note_weights_set() for a state that the program gave.
 void note_weights_loaded(const std::vector<const void*>& storages, uint64_t values);
-/// The number of times that weights were set.
 uint64_t times_weights_were_set();
 /// How many of these times a state was given.
 uint64_t times_weights_were_loaded();

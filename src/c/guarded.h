@@ -11,7 +11,6 @@
 
 namespace lockstep::c {
 
-/// An Error with its own status.
 class StatusError : public Error {
  public:
   StatusError(lockstep_status status, const std::string& text) : Error(text), status_(status) {}

@@ -22,10 +22,8 @@ void insert_accumulation(c10::impl::GenericDict& whole, const std::vector<Checkp
 /// that also changes the batch size has steps of as many samples as before.
 class AccumulationCheck {
  public:
-  /// Records the contents of a checkpoint of `step`.
   void note_resumed(const c10::impl::GenericDict& whole, int64_t step, const std::vector<CheckpointPart>& parts,
                     const Group& group);
-  /// Called before a save of `step`.
   void look_before_save(int64_t step, const std::vector<CheckpointPart>& parts, const Group& group);
 
  private:

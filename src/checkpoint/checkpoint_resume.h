@@ -14,7 +14,6 @@
 
 namespace lockstep {
 
-/// A resumed checkpoint.
 struct ResumedCheckpoint {
   std::string path;  ///< empty: it was in memory
   int64_t step = 0;

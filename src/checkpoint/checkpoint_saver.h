@@ -51,7 +51,6 @@ class CheckpointSaver {
   /// REQUIRES: all ranks call it.
   CheckpointMessage save(const std::vector<CheckpointPart>& parts, int64_t step, std::optional<double> score,
                          const std::string& problem);
-  /// Waits for the writer.
   void wait();
   /// Waits until everything is written. Throws StorageError on all ranks if the last save failed.
   void finish();

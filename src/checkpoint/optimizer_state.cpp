@@ -69,7 +69,6 @@ std::string problem_of(const at::Tensor& value, const Field& field, const at::Te
   return text.str();
 }
 
-/// The options of a parameter's state tensors.
 at::TensorOptions options_of(const Kind& kind, const at::Tensor& parameter) {
   const bool is_16_bit = parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16;
   return kind.masters && is_16_bit ? parameter.options().dtype(at::kFloat) : parameter.options();

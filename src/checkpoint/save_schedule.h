@@ -25,7 +25,7 @@ class SaveSchedule {
 
   const Group group_;
   const CheckpointerOptions options_;
-  int64_t last_step_ = 0;  // of the last save
+  int64_t last_step_ = 0;
   Clock::time_point last_save_ = Clock::now();
   int64_t next_question_ = 0;  // the step of the next question to rank 0
   // On rank 0:

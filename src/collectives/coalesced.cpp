@@ -56,7 +56,6 @@ void broadcast_message(const Group& group, const Tensors& tensors, int root) {
   }
 }
 
-/// The dtype that tensors of `dtype` are summed in.
 at::ScalarType sum_dtype(at::ScalarType dtype) { return at::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
 
 void average_message(const Group& group, const Tensors& tensors, double share) {

@@ -171,7 +171,6 @@ auto map(const std::vector<From>& from, Function function) {
   return to;
 }
 
-/// On the root, all ranks' bytes.
 std::vector<std::string> gathered(const Group& group, std::string_view bytes, const std::vector<int64_t>& lengths,
                                   int root) {
   const at::Tensor rows = group.gather(padded(bytes, *std::max_element(lengths.begin(), lengths.end())), root);

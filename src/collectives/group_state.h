@@ -113,7 +113,6 @@ struct Group::State {
 Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
                  PageGroup on_page = {}, std::shared_ptr<Membership> membership = std::make_shared<Membership>());
 
-/// make_group() over an existing engine.
 Group make_group_over(c10::intrusive_ptr<c10d::Backend> engine, const c10::intrusive_ptr<c10d::Store>& store, int rank,
                       int world_size, EngineFactories factories, PageGroup on_page = {},
                       std::shared_ptr<Membership> membership = std::make_shared<Membership>());

@@ -24,7 +24,6 @@ class GroupsBoard {
   /// The records of all ranks; this rank's is `own`.
   WaitRecords records(const WaitRecord& own) const;
 
-  /// Records that this rank leaves a scope of calls.
   void leave(const std::string& scope, const WaitRecord& own) const;
   /// The departures of all ranks; empty if none has left.
   WaitRecords departures(const std::string& scope) const;
@@ -39,9 +38,8 @@ class GroupsBoard {
     std::string why;
   };
   void tell(const Verdict& verdict) const;
-  /// What this rank has been told.
+  /// The verdict that this rank has been told.
   std::optional<Verdict> told() const;
-  /// Records that this rank has read it.
   void note_read() const { store_->set(key("read", rank_), std::string("yes")); }
   bool have_read(const std::vector<int>& ranks) const;
 

@@ -37,7 +37,6 @@ class MessageCounts {
   /// Carries nothing over: a group that is being made has no messages.
   MessageCounts(MessageCounts&&) noexcept {}
 
-  /// Counts a message that begins.
   Message count(int world_size, bool is_send, int peer, int tag);
 
   struct Counted {

@@ -24,7 +24,6 @@ inline void check_reduction(const char* operation, const at::Tensor& tensor, Red
   if (op != ReduceOp::kSum) refuse_unless_defined(operation, tensor, op);
 }
 
-/// `rows` holds one `row` for each rank.
 void check_rows(const char* operation, const char* role, const at::Tensor& rows, const at::Tensor& row, int world_size);
 /// Each element of a written tensor has its own memory.
 void refuse_unless_written(const char* operation, const at::Tensor& tensor);

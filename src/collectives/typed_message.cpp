@@ -47,7 +47,6 @@ void post_parts(const at::Tensor& bytes, const PostBytes& post, std::vector<Work
   }
 }
 
-/// The number of bytes in the envelope.
 int64_t head_bytes(const at::Tensor& bytes) { return bytes.numel() % kHeadBytes; }
 char* head_of(const at::Tensor& envelope) {
   return static_cast<char*>(envelope.mutable_data_ptr()) + sizeof(Description);

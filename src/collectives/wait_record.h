@@ -59,7 +59,6 @@ std::vector<bool> ranks_that_never_go_on(const WaitRecords& records, const std::
 std::string deadlock_text(const WaitRecords& records, const std::vector<bool>& stuck, const Departures& gone = {});
 /// "ranks 0-2 in step() after 3 backwards; rank 3 in hash()", for those ranks.
 std::string places_of(const WaitRecords& records, const std::vector<bool>& of);
-/// The ranks that have a record.
 std::vector<bool> known_ones(const WaitRecords& records);
 
 }  // namespace lockstep

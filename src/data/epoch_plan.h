@@ -34,7 +34,6 @@ class EpochPlan {
   /// Samples of an epoch from `start` on in each part, some of which drop_last may omit.
   std::vector<int64_t> samples_of_shards(int64_t start) const;
 
-  /// Samples of a batch, on each rank.
   int64_t batch_size() const { return batch_size_; }
   int64_t batches_in(int64_t samples) const;
   /// Consecutive micro-batches of one part.

@@ -58,7 +58,6 @@ class AttachedModel {
 
   /// A hash of the followed parameters that the last inspect() found frozen; 0 if there were none.
   uint64_t frozen() const { return seen_.frozen; }
-  /// The names of the frozen parameters.
   std::vector<std::string> frozen_names() const;
   /// The changes to the model since attach(), or the trouble set by leave(); empty if none.
   std::string inspect();
@@ -73,7 +72,6 @@ class AttachedModel {
   std::string left_behind() const;
   /// The derived object has one more handle on each of these tensors; null: it has handed them out.
   void set_kept_list(const NamedTensors* list);
-  /// Calls UntrainedWatch::after_reduction().
   std::string untrained_warning() { return untrained_.after_reduction(); }
 
  private:

@@ -21,7 +21,6 @@ class GradientNorm {
 
   /// The contribution of a block of up to kBlock elements: the sum of |x|^type, or the largest |x|.
   double of_block(at::ScalarType dtype, const void* elements, int64_t count) const;
-  /// Adds the next block.
   void add(double block);
   /// Adds all blocks of a gradient that takes() accepts.
   void add(const at::Tensor& gradient);

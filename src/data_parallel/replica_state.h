@@ -19,7 +19,6 @@
 
 namespace lockstep {
 
-/// The state of Replica::join().
 struct JoinState {
   const JoinOptions* options = nullptr;            ///< null: outside join()
   bool switched_off = false;                       ///< within a join() whose options say so

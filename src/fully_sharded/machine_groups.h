@@ -40,7 +40,6 @@ class MachineGroups {
   int machines() const { return all_.world_size() / ranks_here_; }
   int ranks_here() const { return ranks_here_; }
   int rank_here() const { return rank_here_; }
-  /// The number of this rank's slice among all ranks' slices.
   int slice() const { return rank_here_ * machines() + all_.rank() / ranks_here_; }
 
   /// Zeros that all ranks of the machine map.

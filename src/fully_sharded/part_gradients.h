@@ -18,7 +18,6 @@ struct GradientChanges {
   bool zeroed = false;  ///< all of this rank's are zeros, as after zero_grad(false), and were not marked as zeros
   bool kept = false;    ///< some of this rank's are unchanged since marked
 };
-/// The changes since mark_gradients().
 GradientChanges changes_of_gradients(const std::deque<Unit>& units);
 
 }  // namespace lockstep::fully_sharded

@@ -24,13 +24,13 @@ class Unit {
   struct Parameter {
     std::string name;
     at::Tensor tensor;
-    int64_t offset;                   ///< in the unit's memory
-    int64_t begin = 0, end = 0;       ///< its elements, in memory order, in this rank's slice
-    at::Tensor part = {};             ///< these elements, flat: a leaf, whose .grad is their gradient
-    int64_t version = 0;              ///< of the tensor, when last set
-    uint64_t part_mark = 0;           ///< mark_of() the part, when last set
-    uint64_t gradient_mark = 0;       ///< mark_of() the part's gradient as this library left it (part_gradients.h)
-    bool has_gradient_mark = false;   ///< there was a gradient
+    int64_t offset;              ///< in the unit's memory
+    int64_t begin = 0, end = 0;  ///< its elements, in memory order, in this rank's slice
+    at::Tensor part = {};        ///< these elements, flat: a leaf, whose .grad is their gradient
+    int64_t version = 0;         ///< of the tensor, when last set
+    uint64_t part_mark = 0;      ///< mark_of() the part, when last set
+    uint64_t gradient_mark = 0;  ///< mark_of() the part's gradient as this library left it (part_gradients.h)
+    bool has_gradient_mark = false;
     at::Tensor closed_gradient = {};  ///< made when first shown (module_gradients.h)
     bool shows_gradient = false;      ///< as the tensor's .grad
     bool stepped = false;             ///< by the present optimizer, or the last one
@@ -56,7 +56,6 @@ class Unit {
   int64_t slice_bytes() const { return layout_.slice * static_cast<int64_t>(c10::elementSize(dtype_)); }
   int64_t elements() const { return layout_.slice * groups_.all().world_size(); }
   int64_t bytes() const { return slice_bytes() * groups_.all().world_size(); }
-  /// This rank's slice of the parameters.
   const at::Tensor& slice() const { return slice_; }
   /// The parameters' memory, [elements()]: whole if the unit stays gathered, otherwise with this rank's slice
   /// (checkpoint/sliced_memory.h).
@@ -76,7 +75,6 @@ class Unit {
   void gather_changes();
   /// Records that the parameters are as they should be.
   void remember();
-  /// The number of times that its parameters have changed.
   int64_t changes() const;
   /// The name of a parameter that other code has changed since, or whose part it has changed, or that it gave other
   /// memory; empty if there is none. Writes that bypass autograd's versions, as through data(), are detected only in

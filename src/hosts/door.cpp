@@ -10,7 +10,6 @@
 namespace lockstep::hosts {
 namespace {
 
-/// Connections accepted in one turn.
 constexpr int kAcceptedInATurn = 64;
 /// Connections accepted, and handshakes continued, in one turn while no agent is awaited: the ranks' messages wait for
 /// the turn's end, and a handshake takes up to a millisecond. Each accepted connection may need two before it has

@@ -61,8 +61,8 @@ class HostsTeam final : public Team {
   Lobby& lobby_;
   KeyValueServer store_;
   StoreRelay relay_;
-  std::vector<size_t> node_of_rank_;  // by rank
-  std::vector<Told> told_;            // by rank
+  std::vector<size_t> node_of_rank_;
+  std::vector<Told> told_;  // by rank
   std::vector<bool> finished_;
   bool stop_asked_ = false;
   int refused_ = 0;  // the last impossible number of ranks reported to the user

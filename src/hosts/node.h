@@ -14,8 +14,8 @@ namespace lockstep::hosts {
 struct Node {
   int number = 0;
   Host host;
-  std::unique_ptr<Channel> channel;       ///< null: its agent has not connected, or was lost
-  std::optional<Ready> ready;             ///< once it is ready
+  std::unique_ptr<Channel> channel;  ///< null: its agent has not connected, or was lost
+  std::optional<Ready> ready;
   std::string address;                    ///< assigned to it; empty: it chooses its own
   std::unique_ptr<AgentProcess> process;  ///< that started the agent; null if the agent connected by itself
   int first_rank = 0;

@@ -25,7 +25,6 @@ class ReportedTeam {
   ReportedTeam(Channel& channel, const TeamSetup& setup, const Start& order, const std::string& address);
 
   void watch(PollSet& polled);
-  /// The next time at which tell() has work.
   Clock::time_point due() const { return tell_at_; }
   /// Reports events to the coordinator.
   void tell();

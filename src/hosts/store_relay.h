@@ -19,7 +19,6 @@ class StoreRelay {
 
   explicit StoreRelay(Send send) : send_(std::move(send)) {}
 
-  /// Relays the traffic of `socket` for `rank`.
   void add(int rank, FileDescriptor socket);
   /// `may_send` tells whether the rank's channel accepts more now.
   void watch(PollSet& polled, const std::function<bool(int rank)>& may_send);

@@ -11,14 +11,14 @@ namespace lockstep {
 enum ExitCode : int {
   kExitOk = 0,
   kExitBadCommandLine = 2,
-  kExitRankFailed = 40,     ///< a rank ended by itself with a code other than 0
-  kExitRankKilled = 41,     ///< a rank was killed by a signal
-  kExitOutOfMemory = 42,    ///< a rank was killed for memory
-  kExitHang = 43,           ///< the ranks made no progress, or one did not arrive
-  kExitMismatch = 44,       ///< the ranks' collectives do not match
-  kExitDiverged = 45,       ///< the replicas differ, or a value is not finite
-  kExitNotStarted = 46,     ///< the program could not be started
-  kExitRefusedPeer = 47,    ///< authentication was refused
+  kExitRankFailed = 40,  ///< a rank ended by itself with a code other than 0
+  kExitRankKilled = 41,
+  kExitOutOfMemory = 42,  ///< a rank was killed for memory
+  kExitHang = 43,         ///< the ranks made no progress, or one did not arrive
+  kExitMismatch = 44,     ///< the ranks' collectives do not match
+  kExitDiverged = 45,     ///< the replicas differ, or a value is not finite
+  kExitNotStarted = 46,   ///< the program could not be started
+  kExitRefusedPeer = 47,
   kExitStorage = 48,        ///< the run folder cannot be used
   kExitRefusedInput = 49,   ///< a file cannot be read, or is damaged or of another kind
   kExitResourceLimit = 50,  ///< no more processes, descriptors or memory

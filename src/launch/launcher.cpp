@@ -27,7 +27,6 @@ namespace {
 /// How long a reader of the launcher's output may take for the rest of the ranks' output.
 constexpr std::chrono::seconds kFlushTimeout(30);
 
-/// State shared by all starts of a run.
 struct SharedByStarts {
   explicit SharedByStarts(const LaunchOptions& options) : display(options.shown_ranks) {}
 
@@ -69,8 +68,8 @@ class Launcher {
 
   LaunchOptions options_;  // `ranks` changes in an elastic run
   const EnvironmentBlock environment_;
-  RankPlaces* const places_;           // null: this machine
-  std::vector<RankCommand> commands_;  // by rank
+  RankPlaces* const places_;  // null: this machine
+  std::vector<RankCommand> commands_;
   const RunFolder folder_;
   SharedByStarts shared_;
   RunReporter reporter_;

@@ -31,7 +31,6 @@ constexpr int kMaxRanks = 4096;  ///< far above any machine; catches a typing er
 /// As a number of restarts: no limit.
 constexpr int kAnyNumber = INT_MAX;
 
-/// The options of `lockstep run`.
 struct LaunchOptions {
   int ranks = 1;  ///< initially, if the run is elastic
   Binding bind = Binding::kNone;
@@ -57,7 +56,6 @@ constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 7);
 /// An environment in exec's form: NAME=value.
 using EnvironmentBlock = std::vector<std::string>;
 
-/// One rank's place in a run.
 struct RankPlace {
   int rank = 0;
   int world_size = 1;
@@ -90,7 +88,6 @@ std::string new_run_id(std::chrono::system_clock::time_point now, int pid);
 /// already set stays, unless an outer `lockstep run` has set it.
 EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankPlace& place);
 
-/// The value of `name`, or `fallback`.
 std::string find_variable(const EnvironmentBlock& environment, const std::string& name, const std::string& fallback);
 
 /// Whether the launcher itself sets or removes this variable.

@@ -15,7 +15,6 @@ namespace lockstep {
 /// Whether schedulers send this signal before they kill: SIGTERM and SIGUSR1.
 bool asks_to_leave(int signal);
 
-/// Restart limits set by the user.
 struct RestartLimits {
   int in_total = 0;
   int per_hour = kAnyNumber;
@@ -58,7 +57,7 @@ struct RestartDecision {
   Clock::duration pause{0};  ///< before it
   std::string why;           ///< why the number of ranks changes, or why there is no restart; may be empty
   int exit_code = 0;         ///< of the run without a restart: the failure's, or kExitTooFewRanks
-  Failure failure;           ///< the failure decided on
+  Failure failure;
 };
 
 /// Whether, when and with how many ranks a run is started again after `failure`. A pure function.

@@ -27,7 +27,6 @@ class RunReporter {
 
   void tell_user(const std::string& text);
 
-  /// Called before the ranks are started.
   void start_begins();
   void ranks_started(const RunState& state, Team& team);
   void rank_ended(const RankEnd& end);
@@ -35,7 +34,6 @@ class RunReporter {
   void start_ended(const RunState& state, Team& team, const std::vector<RankCommand>& commands);
   /// Called when no other start follows, because its ranks could not be started.
   void next_start_failed(const RunState& state, const std::string& why);
-  /// Called when the ranks of the first start could not be started.
   void first_start_failed(const RunState& state);
   void run_ended(const RunState& state);
 

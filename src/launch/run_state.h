@@ -52,10 +52,10 @@ struct RunState {
   Evidence evidence;                                   ///< known so far; complete from the end of kGathering on
   std::vector<int> killed;                             ///< ranks that did not stop when asked to
   std::optional<Clock::time_point> missing_counts_at;  ///< time when a missing rank will end the run
-  bool may_miss_a_rank = false;                        ///< a rank may yet be missing
-  std::optional<Phase> ended_as;                       ///< the phase in which the last rank ended
-  Verdict verdict;                                     ///< on complete evidence
-  int exit_code = 0;                                   ///< of the run, if no start follows this one
+  bool may_miss_a_rank = false;
+  std::optional<Phase> ended_as;  ///< the phase in which the last rank ended
+  Verdict verdict;                ///< on complete evidence
+  int exit_code = 0;              ///< of the run, if no start follows this one
 
   ProgressMonitor progress;
   Clock::duration next_note{0};  ///< the idle time at which the next note is due

@@ -20,7 +20,6 @@ struct StartRecord {
 
 double seconds_since_1970();
 
-/// The start's line in starts.jsonl.
 std::string line_of_start(const StartRecord& start);
 /// The name of the report of the failure before this restart, numbered from 1.
 std::string restart_report(int restart);

@@ -41,7 +41,6 @@ class StatisticsExchange {
   /// Registers a layer and returns its number. `name` is "batch norm `features.1`", or empty for "a SyncBatchNorm of 8
   /// channels". All ranks make the same layers in the same order.
   int64_t add_layer(const std::string& name, int64_t channels);
-  /// The layer's name in messages.
   std::string name_of(int64_t layer, int64_t channels) const;
 
   /// Gathers the values of all ranks for a layer's pass: [world size, kHeader + n], double, in CPU memory. `row`,

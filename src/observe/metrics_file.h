@@ -12,7 +12,6 @@
 
 namespace lockstep {
 
-/// The position of a training.
 struct TrainingPlace {
   int64_t step = 0;   ///< optimizer steps done
   int64_t epoch = 0;  ///< counts from 0

@@ -30,7 +30,6 @@ class ProgressTracker {
   void communication(double total_seconds, Clock::time_point now);
 
   int64_t batches() const { return batches_; }
-  /// During the pass.
   ProgressState state(Clock::time_point now);
   /// Averages of the whole pass.
   ProgressState final_state(Clock::time_point now) const;

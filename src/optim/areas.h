@@ -59,7 +59,6 @@ class Areas {
   /// Whether the parameters are on a device. Ranks then share none of their memory.
   bool on_device() const { return !device_.is_cpu(); }
   bool contains(const at::Tensor& tensor) const { return places_.contains(tensor.unsafeGetTensorImpl()); }
-  /// The tensor's index in parameters().
   size_t place_of(const at::Tensor& tensor) const { return places_.at(tensor.unsafeGetTensorImpl()); }
   const Parameter& parameter_of(const at::Tensor& tensor) const { return parameters_[place_of(tensor)]; }
 

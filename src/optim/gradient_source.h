@@ -21,7 +21,6 @@ struct GradientSource {
   bool is_plain() const { return parts.size() == 1 && factors.empty(); }
   /// For gradients that are not plain: writes `count` elements, from byte `at` on, to `to`.
   void load(void* to, size_t at, size_t count) const;
-  /// Multiplies elements by `factor`, in place.
   void multiply(void* elements, size_t count, double factor) const;
 };
 

@@ -44,7 +44,6 @@ class GradientSum {
   /// The norm of all gradients as one vector. Leaves no .grad. On a device its last bits depend on the number of ranks.
   /// REQUIRES: every rank calls it.
   double norm(double type);
-  /// Multiplies all gradients by `factor` from now on.
   void multiply(double factor) { factors_.push_back(factor); }
 
   /// Bytes read and written by norm() so far.

@@ -42,7 +42,6 @@ optim::Plan plan(torch::optim::Optimizer& optimizer, const Formula& formula, con
   return result;
 }
 
-/// The step of one process.
 class LocalStep final : public Stepper {
  public:
   LocalStep(torch::optim::Optimizer& optimizer, const StepKind& kind, const ZeroRedundancyOptions& options)

@@ -17,7 +17,6 @@ class StepGradients {
  public:
   StepGradients(const ReplicaState& model, GradientSum& sum) : model_(model), sum_(sum) {}
 
-  /// Whether the parameter is stepped.
   bool has(const at::Tensor& parameter) const;
   optim::GradientSource source(const optim::Intent& intent) const;
   /// This rank's part, flat, in the parameter's dtype; undefined if there is none. If the step takes the sum on a

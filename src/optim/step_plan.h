@@ -54,7 +54,6 @@ struct Plan {
 };
 /// `master`: the caller will set Plan::master.
 Plan plan_of(const Intent& intent, GradientSource gradient, bool master);
-/// The gradient in .grad.
 GradientSource own_gradient(const Intent& intent);
 
 /// Runs all plans; intra-op threads share large ones in pieces. Returns the bytes read and written.

@@ -30,7 +30,7 @@ std::atomic<std::thread::id> opening;
 
 size_t board_bytes(int world_size) { return static_cast<size_t>(world_size + 1) * RankPage::kBytes; }
 
-/// Where this process's page is, found once. Never destroyed: threads may write while the process ends.
+/// The place of this process's page, found once. Never destroyed: threads may write while the process ends.
 struct Place {
   std::optional<RankBoard> board;
   RankPage unread;

@@ -30,7 +30,6 @@ class BucketSender {
 
   /// Begins a reduction. Waits for transfers that an exception left in flight, and discards them.
   void begin();
-  /// The number of reductions begun.
   uint64_t begun() const { return begun_; }
   /// The number of buckets sent in this reduction, in the order of the plan.
   size_t sent() const { return sent_; }

@@ -22,7 +22,6 @@ class BucketTransfer {
   /// REQUIRES: the bucket outlives it and does not move.
   explicit BucketTransfer(Bucket& bucket) : bucket_(bucket) {}
 
-  /// Starts the reduction.
   void start(const Group& group, ReduceOp op);
   /// Starts the reduction through a communication hook, as bucket `index`. Returns the hook's error; empty if none. The
   /// tail of the last bucket waits for reduce_tail(), so that it can report how the hooks ended.

@@ -76,8 +76,8 @@ class DeferredReduction final : public Reduction {
   bool skips_ = false;        ///< the next settle() excludes this rank's gradients
   bool was_settled_ = false;  ///< when the last reduction began
   Stage stage_ = Stage::kEnded;
-  uint64_t stage_of_ = 0;       ///< the number of the reduction that has reached it
-  std::thread::id settled_by_;  ///< the thread of the last settle()
+  uint64_t stage_of_ = 0;  ///< the number of the reduction that has reached it
+  std::thread::id settled_by_;
 };
 
 }  // namespace lockstep

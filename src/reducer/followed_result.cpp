@@ -165,7 +165,7 @@ class RootSum {
     const bool is_linear = followed.size() == 1 && !divides;
     for (Operation* input : followed) expand(input, is_linear ? way : way.through(operation->name()));
   }
-  /// What it computes from a followed result is unknown until backward.
+  /// A checkpointed function's operations on a followed result are unknown until backward.
   void expand_checkpoint(Operation* operation, const std::vector<Operation*>& inputs, const Way& way) {
     bool any = false;
     for (Operation* input : inputs)

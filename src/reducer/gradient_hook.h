@@ -37,7 +37,6 @@ class GradientHook {
   GradientHook(const GradientHook&) = delete;
   GradientHook& operator=(const GradientHook&) = delete;
 
-  /// Whether a GradientHook follows the parameter.
   static bool follows(const at::Tensor& parameter);
   /// Whether c10d's Reducer, and so torch's DistributedDataParallel, reduces the parameter's gradient.
   static bool is_reduced_by_c10d(const at::Tensor& parameter);

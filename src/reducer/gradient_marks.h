@@ -30,7 +30,7 @@ struct RecordedPass {
   bool unscaled;
 };
 
-/// What happened to scaled gradients between a backward and the GradScaler's unscale().
+/// Changes to scaled gradients between a backward and the GradScaler's unscale().
 struct GradientEdits {
   bool any = false;               ///< there are scaled gradients
   uint64_t cleared = 0;           ///< a hash of the cleared ones
@@ -41,7 +41,7 @@ struct GradientEdits {
   std::string changed_name, stepped_name;
 };
 
-/// What a reducer that follows some of these parameters knows about their gradients.
+/// The facts that a reducer that follows some of these parameters knows about their gradients.
 struct KnownGradients {
   /// The ranks that have reduced them together, or will in an optimizer's step, so that all of them are at this place
   /// now. None: the gradients are this process's own, or ranks may have run out of inputs.

@@ -25,7 +25,6 @@ class GradientSlot {
   const at::Tensor& gradient() const { return gradient_; }
   int64_t elements() const { return elements_; }
   bool is_filled() const { return filled_; }
-  /// Whether it was filled with a gradient.
   bool is_used() const { return used_; }
   /// Whether it was filled with the .grad that still lies in this place.
   bool is_current() const { return filled_ && parameter_.grad().is_same(gradient_); }

@@ -16,7 +16,6 @@ class HookProblems {
 
   /// Sets whether buckets use hooks; if not, no rank checks for problems.
   void expect(bool any_hook) { any_hook_ = any_hook; }
-  /// Posts this rank's problem in a reduction.
   void post(uint64_t reduction, const std::string& problem) const;
   /// Returns the problems that all ranks have posted in this reduction, one line per rank.
   std::string of_all_ranks(uint64_t reduction) const;

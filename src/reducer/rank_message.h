@@ -32,7 +32,6 @@ class RankMessage {
 
   /// The trouble; empty if there is none.
   const std::string& trouble() const { return trouble_; }
-  /// Replaces any earlier trouble.
   void set_trouble(std::string trouble) { trouble_ = std::move(trouble); }
   /// Replaces any earlier trouble. The next reduction reports it, whatever happens before.
   void set_lasting_trouble(std::string trouble);
@@ -47,7 +46,6 @@ class RankMessage {
   /// Sets facts and trouble for the coming reduction, except for problems found when the buckets are filled. `passes`:
   /// backward passes since the last reduction; `spoiled`: gradients of a skipped step have been sent.
   void prepare(Share share, int passes, bool spoiled, const ReductionEvents& events);
-  /// Writes this rank's row into the table of facts.
   void write_row(const at::Tensor& table);
 
   /// Number of reductions of this rank.

@@ -91,13 +91,11 @@ class Reduction {
   virtual std::optional<std::vector<Facts>> shadow() = 0;
   /// Takes part only to report an error: throws it on all ranks.
   virtual void fail(const std::string& trouble) = 0;
-  /// Called when the equipment has changed.
   virtual void equipment_changed() {}
   /// Whether gradients of earlier backward passes wait for an optimizer's step.
   virtual bool gradients_wait() const { return false; }
 };
 
-/// Whether another thread is in a backward.
 bool is_in_backward_elsewhere(const ReductionParts& parts);
 /// Thrown on all ranks when one thread runs a backward while another steps.
 inline constexpr const char* kBesideStep =

@@ -30,7 +30,6 @@ struct ReductionEvents {
   std::function<ReplicaSettings()> settings = nullptr;
   /// The names of the parameters that settings() counts as frozen, in the model's order. Set if settings() is.
   std::function<std::vector<std::string>()> frozen = nullptr;
-  /// Called after each reduction, on all ranks.
   std::function<void(const std::vector<Facts>& ranks)> reduced;
   /// Called before this rank takes part in a reduction with gradients. May be null.
   std::function<void()> reducing = nullptr;

@@ -31,9 +31,7 @@ class ScaledPasses {
   void update(float scale);
   /// Sets a new scale; the passes since the last step keep theirs.
   void set_scale(float scale);
-  /// The number of passes so far.
   uint64_t count() const;
-  /// The number of passes since update().
   uint64_t count_since_update() const;
   /// Errors of passes.
   struct Wrong {

@@ -54,7 +54,6 @@ class VirtualReduction final : public Reduction {
   std::vector<Facts> reduce_all(Share share);
   /// Ends the remaining leaves, sends the remaining buckets, and waits. Returns the facts of all virtual ranks.
   std::vector<Facts> add_up_sums(Share share);
-  /// Turns the sums into gradients, multiplied by `scale`.
   void turn_sums_into_gradients(double scale);
 
   ReductionParts& parts_;

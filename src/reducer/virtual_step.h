@@ -29,7 +29,6 @@ class VirtualStep {
   VirtualStep(std::shared_ptr<VirtualRanks> ranks, const std::vector<at::Tensor>& parameters, Settings settings);
 
   VirtualRanks& ranks() const { return *ranks_; }
-  /// The current virtual rank.
   int virtual_rank() const { return ranks_->block().first + leaf_; }
   bool at_last_leaf() const { return leaf_ + 1 == ranks_->block().size(); }
   bool complete() const { return leaf_ == ranks_->block().size(); }
@@ -70,7 +69,6 @@ class VirtualStep {
   bool sums_in_place(at::ScalarType type, std::optional<at::ScalarType> travels_as) const;
   const CombinePlan& plan() const { return plan_; }
 
-  /// Ends the step.
   void reset();
   /// Ends the step on leaving the scope, including by an exception.
   class Ending {

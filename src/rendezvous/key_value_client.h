@@ -34,7 +34,6 @@ class KeyValueClient {
   explicit KeyValueClient(FileDescriptor socket);
 
   void set(const std::string& key, const Bytes& value);
-  /// Waits until the key exists.
   Bytes get(const std::string& key, Timeout timeout);
   /// Adds to the decimal number that `key` holds (0 if it does not exist), and returns the sum.
   int64_t add(const std::string& key, int64_t amount);

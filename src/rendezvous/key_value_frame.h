@@ -46,7 +46,6 @@ struct KeyValueFrame {
   size_t bytes = 0;                      ///< length of the whole frame
 };
 
-/// Appends a frame to `out`.
 void append_frame(std::string& out, uint32_t id, uint8_t code, const std::vector<std::string_view>& fields);
 
 /// The frame at the start of `bytes`; empty if more bytes are needed. Throws Error if no frame can start like this.

@@ -64,7 +64,6 @@ class KeyValueServer {
   void answer_request(Client& client, const KeyValueFrame& frame);
   void park(Client& client, uint32_t id, KeyValueRequest request, const std::vector<std::string_view>& keys);
   void cancel(Client& client, uint32_t id);
-  /// Stores the value and answers the parked requests it completes.
   void store(std::string_view key, std::string value);
   bool answer_if_complete(Client& client, const Parked& parked);
   void drop(int fd, std::string reason);

@@ -30,7 +30,6 @@ std::vector<ScalarChart> scalar_charts(const RunData& run);
 /// Samples per second of all ranks in the folder. Ranks take their steps together, so one rank's steps count for all.
 Curve throughput(const RunData& run);
 double mean_throughput(const RunData& run);
-/// Whether any rank has measured how long it waits for others.
 bool knows_communication(const RunData& run);
 /// How long ranks wait for others, one line per rank; with many ranks, those that wait least and most.
 LineChart communication_chart(const RunData& run);

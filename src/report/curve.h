@@ -42,7 +42,6 @@ class Curve {
   double first_not_finite_ = 0;
 };
 
-/// The curve reduced to at most `most` points.
 std::vector<Curve::Point> thinned(const std::vector<Curve::Point>& points, size_t most);
 
 /// Means over a window of `width` points around each, fewer at the ends.

@@ -27,7 +27,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The states of random number generators.
 class RandomStates {
  public:
   explicit RandomStates(const std::vector<c10::Device>& devices) {

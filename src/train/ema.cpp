@@ -43,7 +43,6 @@ std::string text_of(const auto& value) {
   return text.str();
 }
 
-/// The entry of a state, or None.
 c10::IValue ema_entry(const Object& state, const char* name) {
   const auto found = state.find(std::string(name));
   return found == state.end() ? c10::IValue() : found->value();

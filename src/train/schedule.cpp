@@ -22,7 +22,6 @@ void check_ascending(const std::vector<int64_t>& milestones) {
               "milestones must be ascending numbers of steps");
 }
 
-/// The number of milestones reached.
 size_t reached(const std::vector<int64_t>& milestones, int64_t step) {
   return static_cast<size_t>(std::upper_bound(milestones.begin(), milestones.end(), step) - milestones.begin());
 }

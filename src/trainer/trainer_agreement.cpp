@@ -108,7 +108,6 @@ void add_optimizer(OptionLines& lines, const torch::optim::Optimizer& optimizer,
   }
 }
 
-/// The first problem of a rank, and that rank.
 std::string first_problem(const std::vector<std::string>& ranks) {
   const auto first = std::find_if(ranks.begin(), ranks.end(), [](const auto& rank) { return !rank.empty(); });
   return first == ranks.end() ? "" : *first + " (on " + ranks_with(ranks, *first) + ")";

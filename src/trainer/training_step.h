@@ -33,7 +33,6 @@ class TrainingStep {
     if (options.ema) ema_.emplace(*module, *options.ema);
   }
 
-  /// Runs `body` in the precision of the options.
   template <typename Body>
   auto in_precision(const Body& body) const {
     const AutocastGuard guard({.device = device_.type(),

@@ -23,7 +23,6 @@ class PtFile {
   const PickleTree& tree() const { return *tree_; }
   const ByteSource& source() const { return source_; }
   uint64_t storage_bytes(size_t storage) const { return tree_->storages[storage].bytes; }
-  /// The offset of a storage's bytes in the file.
   uint64_t storage_offset(size_t storage) const { return entries_[storage]->offset; }
   /// Copies the bytes of a storage; throws Error if their checksum is wrong.
   void read_storage(size_t storage, void* to) const { zip_.read(*entries_[storage], to); }
@@ -68,7 +67,6 @@ std::vector<Leaf> leaves_of(const PickleTree& tree);
 void for_each_run(const PickleTree& tree, const PickledTensor& tensor, const char* storage,
                   const std::function<void(const char*, uint64_t)>& take);
 
-/// The bytes of a tensor's elements.
 uint64_t bytes_of(const PickleTree& tree, const PickledTensor& tensor);
 
 }  // namespace lockstep

@@ -44,7 +44,6 @@ class ZipReader {
   void read_directory(const Directory& directory);
   /// The entry whose record starts at `at` in `text`, and the offset of its local header. Moves `at` past the record.
   ZipEntry read_record(const std::string& text, size_t& at, uint64_t& header) const;
-  /// The offset of the entry's bytes.
   uint64_t data_offset(const ZipEntry& entry, uint64_t header, uint64_t limit) const;
 
   const ByteSource& source_;

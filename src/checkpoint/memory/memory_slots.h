@@ -52,7 +52,6 @@ struct SlotTurn {
   uint64_t sequence = 1;
 };
 
-/// The slot, if it is whole.
 std::optional<WholeSlot> whole_slot(const SlotMemory& memory, int slot);
 /// All whole slots, newest first.
 std::vector<WholeSlot> whole_slots(const SlotMemory& memory);

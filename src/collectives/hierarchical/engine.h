@@ -57,7 +57,6 @@ class Engine {
 
   /// Called when this rank has finished its part in all operations.
   void leave();
-  /// Ends the group on every rank.
   void abort(const std::string& why);
   /// Ends the group on every rank. Later operations fail with `why`, even if another rank's end was noticed first.
   void interrupt(const std::string& why);

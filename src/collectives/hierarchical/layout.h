@@ -7,12 +7,11 @@ namespace lockstep::hierarchical_engine {
 
 /// The placement of a group's ranks on machines. Machines are numbered in the order of their first ranks.
 struct Layout {
-  int rank;                             ///< this rank
+  int rank;
   std::vector<int> machine_of;          ///< each rank's machine
   std::vector<int> local_of;            ///< each rank's number among the ranks of its machine
   std::vector<std::vector<int>> ranks;  ///< on each machine, ascending
 
-  /// `machines`: the machine name of each rank.
   static Layout of(int rank, const std::vector<std::string>& machines);
 
   int world_size() const { return static_cast<int>(machine_of.size()); }

@@ -14,7 +14,6 @@ class Callers {
  public:
   Callers(const Port& port, int rank) : port_(port), rank_(rank) {}
 
-  /// Whether this thread may call MPI.
   bool may_call() const {
     return !is_forked() && !port_.is_over() && (port_.takes_any_thread() || std::this_thread::get_id() == owner_);
   }

@@ -47,7 +47,6 @@ class MessageQueue {
   /// Starts posted messages, and ends finished and abandoned ones. Returns whether there were any.
   bool move();
   bool is_moving() const { return !moving_.empty(); }
-  /// Whether a message with this tag is being sent.
   bool is_sending(int tag) const;
   /// Abandons all moving messages.
   void give_up();

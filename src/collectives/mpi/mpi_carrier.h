@@ -38,7 +38,7 @@ class Endings {
   bool told_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   uint64_t seen_ LOCKSTEP_GUARDED_BY(mutex_) = 0;             ///< version of the board
   std::vector<std::string> how_ LOCKSTEP_GUARDED_BY(mutex_);  ///< each rank's ending
-  int failed_ LOCKSTEP_GUARDED_BY(mutex_) = -1;               ///< a rank that has failed
+  int failed_ LOCKSTEP_GUARDED_BY(mutex_) = -1;
 };
 
 /// A communicator of a group's ranks.

@@ -14,7 +14,6 @@ bool is_leaving(const ProcessEnd& how) {
   return how.kind == ProcessEnd::Kind::kExited && (how.value == kExitPreempted || how.value == kExitPreemptedUnsaved);
 }
 
-/// Judges by the order of the ends alone.
 Blame blame_by_order(const std::vector<RankEnd>& ends, const RankEnd& first) {
   std::vector<RankEnd> together;
   for (const auto& end : ends)

@@ -34,7 +34,6 @@ std::optional<GroupCycle> find_group_cycle(const std::vector<RankView>& ranks);
 /// The ranks, as bits, whose pages show that they have not called the collective for which `waiting` waits.
 uint64_t ranks_not_there(const std::vector<RankView>& ranks, size_t waiting);
 
-/// Whether the waiting ranks wait in collectives of different groups.
 bool wait_in_several_groups(const std::vector<RankView>& ranks);
 
 }  // namespace lockstep

@@ -48,7 +48,6 @@ struct ProgressMonitor {
   bool wants_sample(Clock::duration hang_timeout) const;
   /// Records the ranks' current views. `sampled`: with their processor times. Returns whether a page has changed.
   bool update(const std::vector<RankView>& views, bool sampled, Clock::time_point now);
-  /// Whether each rank computes.
   std::vector<bool> computing() const;
   /// Whether ranks that have been idle for `hang_timeout` will not continue: one is stopped; or all that others may
   /// wait for have not computed for as long; or waiting ranks should have given up by themselves.

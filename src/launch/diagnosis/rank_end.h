@@ -12,7 +12,6 @@
 
 namespace lockstep {
 
-/// The end of one rank.
 struct RankEnd {
   int rank = 0;
   pid_t pid = 0;

@@ -25,7 +25,6 @@ bool is_stopped(const RankView& rank);
 bool is_before_join(const RankStatus& account);
 /// Whether it has joined, so that others may need it.
 bool takes_part(const RankView& rank);
-/// Whether it waits in a collective, or has started one.
 bool waits(const RankView& rank);
 /// Whether it runs and does not wait in a collective: if it computes, it may still reach the collective in which others
 /// wait.

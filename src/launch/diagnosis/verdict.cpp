@@ -64,7 +64,6 @@ std::optional<int> code_of_own_failure(const RankEnd& end, const RankView& rank)
   return std::nullopt;
 }
 
-/// For a rank that another accuses.
 int code_of_accused(const RankEnd& end, const RankView& rank, RankFailure accusation) {
   const RankStatus& account = rank.account;
   if (accusation == RankFailure::kMismatch) return kExitMismatch;
@@ -76,7 +75,6 @@ int code_of_accused(const RankEnd& end, const RankView& rank, RankFailure accusa
   return done ? kExitMismatch : kExitRankFailed;
 }
 
-/// For ends without a culprit.
 int code_without_culprit(const Evidence& evidence) {
   if (!evidence.was_asked_to_end()) return kExitOk;
   if (evidence.stop_signal != 0 && !asks_to_leave(evidence.stop_signal)) return 128 + evidence.stop_signal;

@@ -20,7 +20,6 @@ class Display {
   /// `shown_ranks`: ascending.
   explicit Display(std::vector<int> shown_ranks);
 
-  /// Connects `output` if its rank is shown.
   void connect(int rank, RankOutput& output);
   /// The width of the terminal that shows this rank's output byte by byte; empty if there is none.
   std::optional<int> columns_for(int rank) const;

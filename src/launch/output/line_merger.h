@@ -24,7 +24,6 @@ class LineMerger {
   /// `ranks`: the ranks whose lines are shown.
   LineMerger(Sink& sink, std::vector<int> ranks);
 
-  /// Adds whole lines of one rank.
   void add(int rank, std::string_view lines, Clock::time_point now);
   /// Shows lines that have waited long enough.
   void release(Clock::time_point now);

@@ -28,7 +28,6 @@ class Sink {
 
   int fd() const { return fd_; }
   bool is_terminal() const { return is_terminal_; }
-  /// Whether data is queued.
   bool pending() const { return !queue_.empty(); }
   /// Whether the queue is so long that no more should be read from the rank.
   bool full() const;
@@ -40,7 +39,6 @@ class Sink {
   bool terminal_is_gone() const;
   /// Ends an unfinished line.
   void start_line();
-  /// Number of bytes dropped.
   size_t dropped_bytes() const { return dropped_bytes_; }
 
  private:

@@ -16,7 +16,7 @@ bool group_lives(pid_t group);
 
 /// The processes whose processor time is summed.
 struct ProcessFamily {
-  pid_t group = 0;   ///< a process group
+  pid_t group = 0;
   pid_t member = 0;  ///< a process that belongs to the family whatever its group; 0: none
 };
 

@@ -108,9 +108,7 @@ class Team {
 
  protected:
   Team() = default;
-  /// The contents of the rank's page.
   RankStatus account_of(const Rank& rank) const;
-  /// The launcher's view of the rank.
   RankView view_of(const Rank& rank) const;
 
   std::optional<RankBoard> board_;

@@ -77,7 +77,7 @@ struct alignas(kCacheLine) PaddedWord {
   Word value;
 };
 
-/// What a rank waits for, for StuckSearch. Rewritten only by ranks that have waited for long.
+/// The wait of a rank, for StuckSearch. Rewritten only by ranks that have waited for long.
 struct WaitNote {
   static constexpr size_t kWords = 7;
   std::atomic<uint64_t> serial;  ///< odd while the words are written
