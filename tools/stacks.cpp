@@ -83,7 +83,7 @@ std::vector<std::string> gdb_command(pid_t pid) {
   return words;
 }
 
-/// The command that prints the stacks of a running process without asking anything; empty if there is none.
+/// The command that prints the stacks of a running process without asking anything; empty if none.
 std::vector<std::string> stack_printer(pid_t pid) {
   if (has_program("gdb")) return gdb_command(pid);
   if (has_program("eu-stack")) return {"eu-stack", "-n", "40", "-p", std::to_string(pid)};

@@ -108,7 +108,7 @@ class Context {
   /// From now on, draws from torch's generator and the next backward belong to this virtual rank of the block. Loaders
   /// call it; a loop without one calls it before each micro-batch. Throws Error for a virtual rank of another rank.
   void enter_virtual_rank(int virtual_rank);
-  /// The state of virtual ranks, for loaders. Null: there are none.
+  /// The state of virtual ranks, for loaders. Null: none.
   const std::shared_ptr<VirtualRanks>& virtual_rank_state() const;
 
  private:

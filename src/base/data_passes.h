@@ -25,7 +25,7 @@ struct NewPasses {
 uint64_t passes_noted();
 /// The passes after the first `seen`. Sets `seen` to passes_noted().
 NewPasses passes_since(uint64_t& seen);
-/// A hash of the passes' facts, without their shards; 0 if there are none.
+/// A hash of the passes' facts, without their shards; 0 if none.
 uint64_t hash_of(const NewPasses& passes);
 
 }  // namespace lockstep

@@ -9,7 +9,7 @@ namespace lockstep {
 std::string read_proc_file(const std::string& path);
 
 /// The value of the first line "key<separator>value" in the text of such a file, without surrounding blanks and quotes.
-/// Empty if there is none.
+/// Empty if none.
 std::string value_in(const std::string& text, const std::string& key, char separator);
 
 /// The fields of /proc/<pid>/stat after the process name (which may contain anything): state, parent, group and so on,

@@ -48,7 +48,7 @@ std::shared_ptr<const SharedWeights> leave_trouble(const std::vector<const void*
 /// This process's shared weights in any of `storages`, in the order in which they were entered.
 std::vector<SharedWeights*> shared_weights_in(const std::vector<const void*>& storages);
 std::vector<SharedWeights*> all_shared_weights();
-/// The first trouble among these; empty if there is none.
+/// The first trouble among these; empty if none.
 std::string trouble_of(const std::vector<SharedWeights*>& all);
 
 }  // namespace lockstep

@@ -14,9 +14,9 @@ namespace lockstep {
 /// The virtual ranks of a run, and the one that this process currently works for. Owned by the Context and shared by
 /// its group, loaders, replicas and checkpoints. Used by the training thread.
 ///
-/// A loader announces the virtual rank of its next batch (enter). It then saves the random generator's state and
-/// installs the other virtual rank's, so a virtual rank's random numbers do not depend on the process that works for
-/// it. Between virtual ranks (leave) the process has a state of its own.
+/// A loader announces the virtual rank of its next batch (enter). This object then saves the random generator's state
+/// and installs the other virtual rank's, so a virtual rank's random numbers do not depend on the process that works
+/// for it. Between virtual ranks (leave) the process has a state of its own.
 class VirtualRanks {
  public:
   /// The process's random generator, with its state as bytes.

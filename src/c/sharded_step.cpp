@@ -171,7 +171,7 @@ std::string text_of(const char* what, uint64_t rank_has, uint64_t zero_has, size
          std::to_string(zero_has);
 }
 
-/// The difference between a rank's step and rank 0's; empty if there is none.
+/// The difference between a rank's step and rank 0's; empty if none.
 std::string difference(const Announced& zero, const Announced& other, size_t rank) {
   const std::string who = "rank " + std::to_string(rank);
   if (other.count != zero.count) return text_of(" parameters", other.count, zero.count, rank);

@@ -22,7 +22,7 @@ struct ResumedCheckpoint {
 };
 
 /// Loads `parts` on all ranks from the newest intact checkpoint in memory (null: no such tier) or in the folder, chosen
-/// by rank 0. Empty if there is none. Throws RefusedInput on all ranks, listing the mismatches on each.
+/// by rank 0. Empty if none. Throws RefusedInput on all ranks, listing the mismatches on each.
 std::optional<ResumedCheckpoint> resume_parts(const std::vector<CheckpointPart>& parts, const CheckpointFolder& folder,
                                               const MemoryTier* memory, const Group& group);
 

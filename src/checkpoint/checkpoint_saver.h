@@ -17,8 +17,7 @@
 
 namespace lockstep {
 
-/// This rank's own state: its random states and the parts added as kEachRank. `virtual_ranks` is null if there are
-/// none.
+/// This rank's own state: its random states and the parts added as kEachRank. `virtual_ranks` is null if none.
 c10::impl::GenericDict state_of_rank(const std::vector<CheckpointPart>& parts, const VirtualRanks* virtual_ranks);
 /// Throws Error if weights that ranks share have been changed by other code than their optimizer.
 void check_shared_weights();

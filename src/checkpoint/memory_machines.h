@@ -46,8 +46,8 @@ class MemoryMachines {
   /// REQUIRES: all ranks call it, while none saves.
   static SlotTurn agree_on_turn(const Group& group, const SlotMemory& memory);
   /// The newest state that every machine has; if no state is on all, the newest of any, which is sent to the machines
-  /// that lack it. Empty if there is none, or it cannot be sent (rank 0 warns). `mine` holds this machine's states, and
-  /// is empty unless leads().
+  /// that lack it. Empty if none, or it cannot be sent (rank 0 warns). `mine` holds this machine's states, and is empty
+  /// unless leads().
   /// REQUIRES: all ranks call it, while none saves.
   std::optional<WholeSlot> newest_for_all(const Group& group, SlotMemory& memory,
                                           const std::vector<WholeSlot>& mine) const;

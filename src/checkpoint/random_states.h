@@ -17,7 +17,7 @@ constexpr const char* kRandomCuda = "random_cuda";
 /// order. "random" is then the state between them.
 constexpr const char* kRandomVirtual = "random_virtual";
 
-/// `virtual_ranks` is null if there are none.
+/// `virtual_ranks` is null if none.
 void save_random_states(c10::impl::GenericDict& into, const VirtualRanks* virtual_ranks);
 
 /// Warns about states that cannot be restored because this process sees a different number of CUDA devices.

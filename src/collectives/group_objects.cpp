@@ -46,7 +46,7 @@ struct Pickled {
 };
 
 /// The place of the first undefined tensor in a value, such as `["weights"][2]`; "" if it is the value itself. None if
-/// there is none.
+/// none.
 std::optional<std::string> place_of_undefined(const c10::IValue& value) {
   if (value.isTensor()) return value.toTensor().defined() ? std::nullopt : std::optional(std::string());
   if (value.isGenericDict()) {

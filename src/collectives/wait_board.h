@@ -27,7 +27,7 @@ class WaitBoard {
 
   /// Publishes the reason for the group's end to all ranks. Never throws.
   void declare(const std::string& verdict);
-  /// The published reason; empty if there is none.
+  /// The published reason; empty if none.
   std::string verdict();
 
   /// Publishes, as this rank leaves, the tags of messages that it has sent and the others have not received. Never

@@ -86,7 +86,6 @@ void check_distinct(const NamedTensors& parameters) {
   }
 }
 
-/// Throws on all ranks if `trouble` is not empty on one of them.
 /// The result of `body`, or the text of its exception.
 std::string problem_or_failure_of(const std::function<std::string()>& body) {
   try {

@@ -68,7 +68,7 @@ class AttachedModel {
   void expect(const std::vector<at::Tensor>& tensors);
   /// Sets alarms on parameters of the module that are not followed. Called before a backward.
   void watch_strangers();
-  /// A parameter of a list that only this library still holds, so that it cannot be trained; empty if there is none.
+  /// A parameter of a list that only this library still holds, so that it cannot be trained; empty if none.
   std::string left_behind() const;
   /// The derived object has one more handle on each of these tensors; null: it has handed them out.
   void set_kept_list(const NamedTensors* list);

@@ -39,9 +39,9 @@ class EditCheck {
   /// The findings of the last check_module().
   const Walk& walk() const { return walk_; }
   /// Describes gradients that other code than the library has changed between the last backward and `call`; empty if
-  /// there are none.
+  /// none.
   std::string trouble_of_gradients(const std::string& call) const;
-  /// A parameter with a gradient that no optimizer steps; empty if there is none.
+  /// A parameter with a gradient that no optimizer steps; empty if none.
   std::string trouble_of_unstepped() const;
 
  private:

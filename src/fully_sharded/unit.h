@@ -77,8 +77,8 @@ class Unit {
   void remember();
   int64_t changes() const;
   /// The name of a parameter that other code has changed since, or whose part it has changed, or that it gave other
-  /// memory; empty if there is none. Writes that bypass autograd's versions, as through data(), are detected only in
-  /// parts, by a sample.
+  /// memory; empty if none. Writes that bypass autograd's versions, as through data(), are detected only in parts, by a
+  /// sample.
   std::string changed() const;
   /// Sets this rank's slice, and this rank's rail's piece of memory that stays gathered, from whole parameters.
   void set_from(const at::Tensor& memory);

@@ -33,7 +33,7 @@ class AgentProcess {
   int output_fd() const { return output_.get(); }
   /// Lines printed since the last call.
   std::string read_output();
-  /// The last line printed; empty if there was none.
+  /// The last line printed; empty if none.
   std::string last_line() const;
 
  private:

@@ -21,8 +21,8 @@ struct SynchronizedLayer {
 /// the same tensor.
 void synchronize_calls_with(const at::Tensor& tensor, SynchronizedLayer layer);
 
-/// The exchange of the layers over `group`, or null if there are none. TORCH_CHECK fails if there are layers over
-/// another group, because a rank that has run out of inputs could not serve them.
+/// The exchange of the layers over `group`, or null if none. TORCH_CHECK fails if there are layers over another group,
+/// because a rank that has run out of inputs could not serve them.
 std::shared_ptr<StatisticsExchange> exchange_within_join(const Group& group);
 
 /// Releases closed groups: from now on, forward of their layers in training fails.

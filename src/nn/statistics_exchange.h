@@ -33,7 +33,7 @@ class StatisticsExchange {
   /// The exchange of `group`. The first call makes it, for the lifetime of the group.
   /// REQUIRES: every rank makes the first call.
   static std::shared_ptr<StatisticsExchange> of(const Group& group);
-  /// The existing exchange of the group; null if there is none.
+  /// The existing exchange of the group; null if none.
   static std::shared_ptr<StatisticsExchange> find(const Group& group);
 
   explicit StatisticsExchange(const Group& of);

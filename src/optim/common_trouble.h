@@ -96,7 +96,7 @@ inline uint64_t sample_of_slices(const Areas& areas, int rank) {
 }
 
 /// The reason why this rank cannot step (gradients wait, or parameters are not where the step has put them); empty if
-/// there is none.
+/// none.
 inline std::string common_trouble(const ReplicaState& model, const torch::optim::Optimizer& optimizer,
                                   const Areas& areas) {
   if (std::string elsewhere = model.reducer->backward_elsewhere(); !elsewhere.empty()) return elsewhere;

@@ -27,8 +27,8 @@ std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const F
 /// The device of the optimizer's first parameter; the CPU if it has none.
 c10::Device device_of(const torch::optim::Optimizer& optimizer);
 
-/// The first reason why these parameters cannot be stepped, as a sentence; empty if there is none. Kernels step
-/// parameters on the CPU, the optimizer itself those on a device; all must be on one device.
+/// The first reason why these parameters cannot be stepped, as a sentence; empty if none. Kernels step parameters on
+/// the CPU, the optimizer itself those on a device; all must be on one device.
 std::string problem_of(const torch::optim::Optimizer& optimizer);
 
 bool is_16_bit(at::ScalarType dtype);

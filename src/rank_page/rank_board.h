@@ -57,7 +57,7 @@ inline RankPage& own_page() {
   return page != nullptr ? *page : find_own_page();
 }
 
-/// The rank whose page process `pid` writes; -1 if there is none.
+/// The rank whose page process `pid` writes; -1 if none.
 int rank_of_process(pid_t pid);
 
 }  // namespace lockstep

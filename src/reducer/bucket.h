@@ -48,7 +48,7 @@ class Bucket {
   /// Fills all slots with zeros, marked unused.
   /// REQUIRES: the bucket has not been sent.
   void fill_with_zeros();
-  /// The offset of the slot's gradient in gradients(), in elements.
+  /// The slot's place in `flat`, which is laid out as gradients(), with its parameter's shape and strides.
   at::Tensor place_in(const at::Tensor& flat, size_t slot) const;
   /// The offset in gradients() of the slot's gradient, in elements.
   int64_t offset_of(size_t slot) const {

@@ -97,7 +97,7 @@ std::optional<KnownGradients> known_gradients(const TensorSet& parameters);
 /// Whether .grad of a parameter that a reducer follows has the present scale of the GradScaler that has `scaled`.
 bool scaled_gradients_wait(const ScaledPasses& scaled);
 /// The name of a parameter that a reducer follows and that was changed while its gradient was scaled
-/// (PassRecord::stepped_beside); empty if there is none.
+/// (PassRecord::stepped_beside); empty if none.
 std::string stepped_beside_scaler();
 
 }  // namespace lockstep

@@ -43,9 +43,9 @@ class PassRecord {
   /// Whether .grad of any parameter has the present scale of this GradScaler.
   bool still_scaled_by(const ScaledPasses& scaled, const std::vector<at::Tensor>& parameters) const;
   /// A parameter that something other than a GradScaler's step, such as an optimizer's own step, has changed since
-  /// mark() while its gradient was scaled. Parameters that other passes only happen to reach, as a generator's loss
-  /// reaches the discriminator, may change, if a GradScaler divides their gradients at other times, and those of the
-  /// pass's other parameters.
+  /// mark() while its gradient was scaled. A parameter that a pass reaches only in passing, as a generator's loss
+  /// reaches the discriminator, may change: such is one whose gradients a GradScaler divides at other times than those
+  /// of the pass's other parameters.
   std::optional<size_t> stepped_beside(const std::vector<at::Tensor>& parameters) const;
 
   /// The passes whose gradients are in .grad of one of `chosen`.

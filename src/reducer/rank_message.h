@@ -30,7 +30,7 @@ class RankMessage {
   /// Copies the message that another reducer of this rank would have sent.
   void take_over_from(const RankMessage& before);
 
-  /// The trouble; empty if there is none.
+  /// The trouble; empty if none.
   const std::string& trouble() const { return trouble_; }
   void set_trouble(std::string trouble) { trouble_ = std::move(trouble); }
   /// Replaces any earlier trouble. The next reduction reports it, whatever happens before.

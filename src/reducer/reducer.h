@@ -91,7 +91,7 @@ class Reducer {
   };
   /// Whether .grad has the scale of a GradScaler, which unscale() has not divided yet.
   bool has_scaled_gradients() const;
-  /// The reason why this thread cannot step: another is in a backward; empty if there is none.
+  /// The reason why this thread cannot step: another is in a backward; empty if none.
   std::string backward_elsewhere() const { return tracker_.is_backward_elsewhere() ? kBesideStep : ""; }
 
   // The following is constant or, like the content of buckets, read between backward passes. Therefore it is not

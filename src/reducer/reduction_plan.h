@@ -41,7 +41,7 @@ struct ReductionPlan {
   bool rank_zero_adds_it() const { return settings.reduction == GradientReduction::kSum && group.rank() != 0; }
   /// Whether a rank multiplies its buckets by its weight before they are summed.
   bool weights_buckets() const;
-  /// The index of the plan's first parameter that is one of these; none if there is none.
+  /// The index of the plan's first parameter that is one of these; none if none.
   std::optional<size_t> first_of(const TensorSet& parameters) const;
   /// "bucket 1 of 2 (out.bias to second.weight)", with names cut to `longest_name`.
   std::string describe(size_t bucket, size_t longest_name = std::string::npos) const;

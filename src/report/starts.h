@@ -33,7 +33,7 @@ constexpr size_t kMostTeams = 2000;
 /// Adds the lines of starts.jsonl, whatever they hold, and counts lost steps. Returns the number of lines that are not
 /// shown.
 int64_t read_starts(std::istream& in, std::vector<TeamData>& teams);
-/// The file of a run's folder; empty if there is none.
+/// The file of a run's folder; empty if none.
 std::vector<TeamData> starts_in(const std::string& folder);
 
 /// Sets the steps that each start has lost to the next one.

@@ -60,7 +60,7 @@ class SomeValues {
  public:
   explicit SomeValues(const std::vector<at::Tensor>& outputs);
   /// The index of the first tensor whose values differ in the second call by more than another kernel's rounding
-  /// explains; -1 if there is none.
+  /// explains; -1 if none.
   int64_t first_other(const SomeValues& second) const;
 
  private:

@@ -26,7 +26,7 @@ class ZipReader {
   explicit ZipReader(const ByteSource& source);
 
   const std::vector<ZipEntry>& entries() const { return entries_; }
-  /// Null if there is none.
+  /// Null if none.
   const ZipEntry* find(const std::string& name) const;
 
   /// Copies the entry to `to`, which must have room for it. Throws Error if its checksum is wrong or it is compressed.

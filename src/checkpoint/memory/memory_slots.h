@@ -71,7 +71,7 @@ class SlotWriter {
   SlotWriter(SlotMemory& memory, int rank, int world_size, SlotTurn first)
       : memory_(memory), rank_(rank), world_size_(world_size), turn_(first) {}
 
-  /// A rank whose part of the last save is unfinished; -1 if there is none, and begin() may be called.
+  /// A rank whose part of the last save is unfinished; -1 if none, and begin() may be called.
   int unfinished_rank() const;
 
   /// Begins a save: the slot is no longer whole.

@@ -80,7 +80,7 @@ class FlightRecorder {
   /// or the launcher that served it: `dumps` then holds the earlier reports.
   bool exchange(const Dump& own, Dumps& dumps) const;
   Dump own_dump(const Entry& entry, Dump::State state) const { return {state, entry, history_}; }
-  /// Describes a rank that left before it reached `entry`; "" if there is none. Tells this rank's page.
+  /// Describes a rank that left before it reached `entry`; "" if none. Tells this rank's page.
   std::string departure(const Dumps& dumps, const Entry& entry) const;
   static std::string mismatch(const Dumps& dumps);
   static std::string positions(const Dumps& dumps);

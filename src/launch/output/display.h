@@ -21,7 +21,7 @@ class Display {
   explicit Display(std::vector<int> shown_ranks);
 
   void connect(int rank, RankOutput& output);
-  /// The width of the terminal that shows this rank's output byte by byte; empty if there is none.
+  /// The width of the terminal that shows this rank's output byte by byte; empty if none.
   std::optional<int> columns_for(int rank) const;
 
   /// Prints a message of the launcher to stderr, but not in the middle of a rank's line.

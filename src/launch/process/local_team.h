@@ -40,7 +40,7 @@ class LocalTeam final : public Team {
   std::string host_of(int rank) const override;
   std::string error_text(int rank) const override;
 
-  /// Null if there is none.
+  /// Null if none.
   const RankBoard* board() const { return board_ ? &*board_ : nullptr; }
 
  private:

@@ -46,7 +46,7 @@ struct TeamSetup {
   const Guard& guard;
   Display& display;
   TerminalInput& input;  ///< becomes rank 0's
-  int memory_fd;         ///< of StateMemory; -1: there is none
+  int memory_fd;         ///< of StateMemory; -1: none
   int master_port;
   const std::string run_id;
 };
@@ -128,7 +128,7 @@ class RankPlaces {
   virtual std::unique_ptr<Team> start(const TeamSetup& setup, int restarts) = 0;
   /// If the next start has fewer ranks, drops the place of this rank of the last start first.
   virtual void leave_out(int rank) = 0;
-  /// The template of the command that starts a program on another machine; empty if there is none.
+  /// The template of the command that starts a program on another machine; empty if none.
   virtual std::string launch_command() const = 0;
   /// keep_state() on the machines that hold the states.
   /// REQUIRES: no rank runs, and end() has not been called.
