@@ -61,9 +61,9 @@ struct GradScalerOptions {
 /// If the optimizer's own step() is called after the gradients are divided, the next update() or step() throws Error if
 /// the gradients hold infinity, which is then in the parameters, or if step() had already used them. This is detected
 /// for LibTorch's SGD on a CPU, and by the state of its other optimizers, if that step comes before the next backward.
-/// On the rank concerned it is also an Error to clear all gradients between unscale() and step() and, without such a
-/// replica, never to clear gradients after a step, or gradients that became infinite after unscale() on a rank that
-/// decides alone.
+/// On the rank concerned, it is also an Error if all gradients were cleared between unscale() and step() or, without
+/// such a replica, if gradients were never cleared after a step or, on a rank that decides alone, became infinite after
+/// unscale().
 ///
 /// Cannot be combined with NonFinitePolicy::kSkip, which removes the gradients before the scaler sees them: the first
 /// step throws Error.
