@@ -61,7 +61,8 @@ Schedule one_cycle_lr(const OneCycleOptions& options);
 /// The first schedule for milestones[0] steps, then the second, which counts its steps from there, and so on.
 /// Milestones must ascend; there is one fewer than schedules.
 Schedule sequential_lr(std::vector<Schedule> schedules, std::vector<int64_t> milestones);
-/// `steps` steps in a straight line from base * start_factor to base, then `then`.
+/// `steps` steps in a straight line from base * start_factor to base, then `then`: a sequential_lr of linear_lr and
+/// `then`.
 Schedule warm_up(int64_t steps, Schedule then, double start_factor = 1e-3);
 
 }  // namespace lockstep
