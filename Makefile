@@ -17,7 +17,7 @@ help:
 	@echo "make test                        builds and runs every test, in minutes"
 	@echo "make test-thorough               the long counts after it: kills, fuzzers, PyTorch's own suite, the benches"
 	@echo "make test-nightly                all with the longest counts, and under sanitizers"
-	@echo "make soak [HOURS=2]              trainings with a fault a minute; writes its table into docs/reliability.md"
+	@echo "make soak [HOURS=2]              trainings with a fault a minute; writes its table into tests/faultbox/README.md"
 	@echo "make bench                       what is measured, as in the README"
 	@echo "make docs                        the documents as a site, in build/docs/html; it needs no network"
 	@echo "make format, make lint           clang-format; clang-tidy, thread safety and the structure checks"
@@ -58,7 +58,7 @@ test-thorough: setup $(BUILD)/build.ninja
 
 soak: setup $(BUILD)/build.ninja
 	@cmake --build $(BUILD) --target lockstep_cli train_fashion_mnist -j $(JOBS)
-	@scripts/soak --hours $(HOURS) --table docs/reliability.md
+	@scripts/soak --hours $(HOURS) --table tests/faultbox/README.md
 
 test-nightly: setup $(BUILD)/build.ninja
 	@$(thorough_build)

@@ -85,7 +85,7 @@ class FullySharded : public detail::ShardedModel, public detail::StateInSlices {
 /// share; afterwards they are released (FullyShardedOptions). Parameters in no unit stay gathered. docs/large_models.md
 /// gives the costs.
 ///
-///     Gpt net(options);                                       // its layers are made as ShardedUnit<Layer>
+///     Gpt net(options);                                  // its layers are lockstep::ShardedUnit<Layer>
 ///     lockstep::FullyShardedDataParallel model(net, context);
 ///     lockstep::ZeroRedundancyOptimizer optimizer(model, torch::optim::AdamWOptions(1e-3));
 ///

@@ -28,7 +28,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 constexpr int64_t kPieceBytes = 1 << 20;
 /// Pieces of each peer that are requested at a time.
 constexpr int64_t kAhead = 4;
-/// Operands are sent whole if a rank then receives up to this many bytes. Measured (docs/backends.md).
+/// Operands are sent whole if a rank then receives up to this many bytes. Measured (bench/all_reduce).
 constexpr int64_t kDirectBytes = 1 << 20;
 
 struct Range {
