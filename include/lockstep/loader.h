@@ -99,8 +99,8 @@ class LoaderBase {
   /// The current batch of the newest pass.
   struct BatchShare {
     int64_t here = 0;          ///< samples on this rank
-    int64_t in_all = 0;        ///< false: with exactly_once some ranks have fewer batches in this pass
-    bool on_all_ranks = true;  ///< on all ranks; false: with exactly_once some ranks have fewer batches in this pass
+    int64_t in_all = 0;        ///< on all ranks together, without repeated samples
+    bool on_all_ranks = true;  ///< false: with exactly_once some ranks have fewer batches in this pass
   };
   BatchShare batch_share() const;
 

@@ -70,8 +70,8 @@ struct TrainerResult {
 /// A loader is a DataLoader or an ExampleLoader. The tensors of a batch are moved to the parameters' device, if its
 /// type lists them (example_loader.h).
 ///
-/// Every rank must make one and make the same calls, and takes the same steps; rank 0 decides when to stop. Used by one
-/// thread. Its arguments must outlive it.
+/// Every rank must make one and make the same calls. All ranks take the same steps; rank 0 decides when to stop. Used
+/// by one thread. Its arguments must outlive it.
 class Trainer {
  public:
   template <std::derived_from<LoaderBase> Loader>
