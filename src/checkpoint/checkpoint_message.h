@@ -17,8 +17,8 @@ struct CheckpointMessage {
   };
 
   Outcome outcome = Outcome::kDone;
-  int64_t steps = 0;         ///< for a resume: step of the newest checkpoint in the folder
-  int64_t step_on_disk = 0;  ///< of a resume: of the newest checkpoint in the folder
+  int64_t steps = 0;         ///< until rank 0 is asked again whether a save is due
+  int64_t step_on_disk = 0;  ///< for a resume: step of the newest checkpoint in the folder
   std::string text;          ///< a file's name, the lines to compare, or the error
   std::string state;         ///< the sender's own state, as the bytes of a .pt file
 

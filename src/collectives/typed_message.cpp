@@ -16,7 +16,7 @@ namespace {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 constexpr int kFirstPart = 10;
-constexpr int64_t kHeadBytes = int64_t{1} << kFirstPart;  ///< this many or more do not fit in the envelope
+constexpr int64_t kHeadBytes = int64_t{1} << kFirstPart;  ///< the envelope holds fewer bytes than this
 
 struct Description {
   int64_t dtype = 0, elements = 0;
