@@ -1,6 +1,6 @@
 #include "build_facts.h"
 
-// The definitions are CMake's (tools/CMakeLists.txt).
+// CMake makes the definitions (tools/CMakeLists.txt).
 namespace lockstep {
 
 const char* build_facts() {

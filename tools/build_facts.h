@@ -2,7 +2,7 @@
 
 namespace lockstep {
 
-/// The output of `lockstep --version`: the version, and how this was built.
+/// The output of `lockstep --version`: the version, and the build's options.
 const char* build_facts();
 
 }  // namespace lockstep

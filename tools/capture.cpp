@@ -26,14 +26,14 @@ constexpr int kObjectionEveryMs = 20;
 /// The child between fork and exec: system calls only. Returns when something fails.
 void become(char* const* arguments, int out, int err, pid_t parent) {
   if (::setpgid(0, 0) != 0 || ::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
-  if (::getppid() != parent) ::_exit(1);  // it died before the line above
+  if (::getppid() != parent) ::_exit(1);  // it died before the previous line
   const int null = ::open("/dev/null", O_RDONLY);
   if (null < 0 || ::dup2(null, 0) < 0 || ::dup2(out, 1) < 0 || ::dup2(err, 2) < 0) return;
   ::signal(SIGPIPE, SIG_DFL);
   ::execvp(arguments[0], arguments);
 }
 
-/// Starts it as the leader of a group of its own. Returns 0 where that fails, with `failure` set.
+/// Starts the command as the leader of its own group. Returns 0 on failure, with `failure` set.
 pid_t start(const std::vector<std::string>& command, int out, int err, std::string& failure) {
   std::vector<char*> arguments;
   for (const auto& word : command) arguments.push_back(const_cast<char*>(word.c_str()));

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// The lower-case ones of "N|auto|gpu".
+/// The lower-case words of "N|auto|gpu".
 std::vector<std::string> choices_in(const std::string& value) {
   std::vector<std::string> words;
   if (value.find('|') == std::string::npos) return words;
@@ -27,7 +27,7 @@ OptionText describe_option(const CLI::Option& option) {
                   .words = {},
                   .description = option.get_description(),
                   .default_value = option.get_default_str()};
-  if (text.value.ends_with(":FILE")) text.value = "FILE";  // a type, and what CLI11 calls its check
+  if (text.value.ends_with(":FILE")) text.value = "FILE";  // a type, and CLI11's name for its check
   for (const std::string& name : option.get_snames()) text.names.push_back("-" + name);
   for (const std::string& name : option.get_lnames()) text.names.push_back("--" + name);
   text.words = choices_in(text.value);

@@ -13,7 +13,7 @@ namespace lockstep {
 struct OptionText {
   std::vector<std::string> names;  ///< "-n", "--nproc-per-node"; none: a positional argument
   std::string value;               ///< "DIR", "none|core|numa"; empty: it takes none
-  std::vector<std::string> words;  ///< that it may be, as they stand: "none", "core" and "numa"; empty: others
+  std::vector<std::string> words;  ///< possible values, as written: "none", "core" and "numa"; empty: others
   std::string description;
   std::string default_value;
 
@@ -30,7 +30,7 @@ struct CommandText {
   std::string footer;
 };
 
-/// The commands of `lockstep`. `run` has the options that run_options.h knows.
+/// The commands of `lockstep`. `run` has the options that run_options.h defines.
 std::vector<CommandText> describe_commands(const CLI::App& app);
 
 }  // namespace lockstep

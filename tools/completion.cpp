@@ -73,10 +73,9 @@ std::string bash_values(const std::vector<CommandText>& commands) {
   return "  case \"${COMP_WORDS[1]} $before\" in\n" + cases + "  esac\n";
 }
 
-/// The first sentence of a description.
 std::string first_sentence(const std::string& text) { return text.substr(0, text.find(". ")); }
 
-/// For '...' in zsh, within [...] of _arguments.
+/// Text for '...' in zsh, within [...] of _arguments.
 std::string zsh_text(const std::string& text) {
   std::string result;
   for (const char letter : first_sentence(text)) {
@@ -117,7 +116,7 @@ std::string zsh_options(const CommandText& command) {
   return specs;
 }
 
-/// Whether the program of `lockstep run` is still to come, and what completes once it is there.
+/// Whether the program of `lockstep run` is still missing, and the completion once it is there.
 constexpr const char* kFishProgram = R"(
 # The place of the program among the words before the cursor; fails where it is still to come.
 function __lockstep_program
@@ -162,7 +161,7 @@ complete -c lockstep -n '__lockstep_is run' -a '(__fish_complete_command)' -d pr
 complete -c lockstep -n '__lockstep_is run' -F
 )";
 
-/// Within '...' in fish.
+/// Text for '...' in fish.
 std::string fish_text(const std::string& text) {
   std::string result;
   for (const char letter : text) {
@@ -172,7 +171,7 @@ std::string fish_text(const std::string& text) {
   return result;
 }
 
-/// The values that may follow an option or be an argument: words, folders, files, or unknown ones.
+/// The possible values of an option or argument: words, folders, files, or unknown ones.
 std::string fish_values(const OptionText& option) {
   if (!option.words.empty()) return " -f -a '" + joined(option.words, " ") + "'";
   if (option.takes_folder()) return " -f -a '(__fish_complete_directories)'";

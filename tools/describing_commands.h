@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// `lockstep completion bash|zsh|fish` and `lockstep man [run]`; packages install what they print.
+/// `lockstep completion bash|zsh|fish` and `lockstep man [run]`, whose output packages install.
 class DescribingCommands {
  public:
   explicit DescribingCommands(CLI::App& app);

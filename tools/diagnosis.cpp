@@ -107,7 +107,7 @@ std::string list(const std::vector<std::string>& names) {
   return text;
 }
 
-/// One word for all bits: two machines that show the same one agree in all operators.
+/// One word for all bits: two machines with the same word agree in all operators.
 std::string describe_bits(const Json& bits) {
   Hash all;
   for (const auto& [name, hash] : bits["operators"].items()) all.add(name + hash.get<std::string>());

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// Something that `lockstep doctor` found.
+/// A finding of `lockstep doctor`.
 struct Finding {
   enum class Level { kNote, kWarning, kBroken };
   Level level;
@@ -14,12 +14,12 @@ struct Finding {
   std::string advice;
 };
 
-/// Judges what `doctor` has gathered: {"machine": machine_facts(), "probe": the probe's object or null,
+/// Judges the facts that `doctor` has gathered: {"machine": machine_facts(), "probe": the probe's object or null,
 /// "probe_missing": whether there is no probe, "probe_failure": text, "gloo_failure": text}. A pure function.
 std::vector<Finding> diagnose(const nlohmann::json& facts);
 
-/// Where another machine, whose `lockstep doctor --json` said `other`, gives other bits than this one, and so where a
-/// run on both would not be exact. A pure function.
+/// The operators whose bits differ between this machine and another, whose `lockstep doctor --json` printed `other`, so
+/// that a run on both would not be exact. A pure function.
 std::vector<Finding> compare_bits(const nlohmann::json& facts, const nlohmann::json& other);
 
 /// The block to paste into a bug report.

@@ -19,7 +19,7 @@ using Json = nlohmann::json;
 constexpr const char* kProbe = "lockstep-doctor-probe";
 constexpr int kSomethingIsBroken = 1;
 
-/// Beside the launcher in a build, in ../libexec where it is installed. Empty where it is not.
+/// Next to the launcher in a build, in ../libexec in an installation. Empty if it does not exist.
 std::string find_probe(const fs::path& launcher) {
   std::error_code ignored;
   for (const fs::path& folder : {launcher.parent_path(), launcher.parent_path().parent_path() / "libexec" / "lockstep"})
@@ -27,7 +27,7 @@ std::string find_probe(const fs::path& launcher) {
   return "";
 }
 
-/// The probe's object, from two ranks; `failure` says why there is none.
+/// The probe's object, from two ranks. If there is none, `failure` has the reason.
 Json run_probe(const std::string& launcher, const std::string& probe, const std::string& backend,
                std::string& failure) {
   std::vector<std::string> command = {launcher, "run", "-n", "2", "--run-dir", "", "--hang-timeout", "60", "--", probe};
@@ -44,7 +44,7 @@ Json run_probe(const std::string& launcher, const std::string& probe, const std:
   return Json();
 }
 
-/// The library that the dynamic loader names in what a program said; empty: none.
+/// The library that the dynamic loader names in a program's output; empty: none.
 std::string missing_library(const std::string& said) {
   constexpr std::string_view kWords = "error while loading shared libraries: ";
   const size_t at = said.find(kWords);

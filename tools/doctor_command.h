@@ -7,14 +7,14 @@
 
 namespace lockstep {
 
-/// `lockstep doctor`: what this machine and this build have, and what is wrong with them. Two ranks of a helper program
-/// tell what needs LibTorch. With --hosts: several machines, and the links between them.
+/// `lockstep doctor`: reports the facts and faults of this machine and this build. Two ranks of a helper program report
+/// facts that need LibTorch. With --hosts: several machines, and the links between them.
 class DoctorCommand {
  public:
   explicit DoctorCommand(CLI::App& app);
 
   bool asked_for() const { return doctor_->parsed(); }
-  /// Returns 0, or 1 where something is broken.
+  /// Returns 0, or 1 if something is broken.
   int run() const;
 
  private:

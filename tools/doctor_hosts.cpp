@@ -38,7 +38,7 @@ std::string rate_text(double bytes_per_s) {
   return mbit >= 1000 ? formatted("%.1f Gbit/s", mbit * 1e-3) : formatted("%.1f Mbit/s", mbit);
 }
 
-/// The slower direction's; 0: the link was not measured.
+/// The slower direction's rate; 0: the link was not measured.
 double rate_of(const Json& link) {
   return std::min(link.value("bytes_per_s_to_low", 0.0), link.value("bytes_per_s_to_high", 0.0));
 }

@@ -13,15 +13,15 @@ class DoctorHosts {
  public:
   void add_to(CLI::App& doctor);
   bool asked_for() const { return hosts_ || hostfile_; }
-  /// Prints a table of the links and what is wrong with them, or one JSON object. Returns 0, or 1 where machines cannot
-  /// reach each other. Throws LaunchError.
+  /// Prints a table of the links and their faults, or one JSON object. Returns 0, or 1 if machines cannot reach each
+  /// other. Throws LaunchError.
   int run(bool json) const;
 
  private:
   std::optional<std::string> hosts_, hostfile_, launch_command_, interface_;
 };
 
-/// Problems of links, by the findings of probe_links(); `names` by rank. Each begins with the machines' names.
+/// Problems of links, from the findings of probe_links(); `names` is by rank. Each begins with the machines' names.
 struct LinkFindings {
   std::vector<std::string> broken, slow;
 };

@@ -1,5 +1,5 @@
 // Run by `lockstep doctor` as two ranks, for facts that need LibTorch. `doctor_probe [BACKEND]`: rank 0 prints one JSON
-// object. With a backend's name, only whether it works.
+// object. With a backend's name, it only reports whether that works.
 
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
@@ -44,8 +44,8 @@ torch::Tensor loss_of(torch::nn::Sequential& model, const torch::Tensor& inputs,
   return torch::mse_loss(model->forward(inputs), targets);
 }
 
-/// One backward of ranks that share a batch against the same of one process: the largest difference of a gradient,
-/// relative to the largest gradient.
+/// Compares one backward of ranks that share a batch with one process's: the largest difference of a gradient, relative
+/// to the largest gradient.
 Json check_gradients(const lockstep::Context& context) {
   torch::nn::Sequential whole = make_model(), part = make_model();
   torch::manual_seed(8);

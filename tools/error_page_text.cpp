@@ -14,7 +14,7 @@ namespace {
 using Section = ErrorPageText::Section;
 using Row = ErrorPageText::Row;
 
-constexpr size_t kFewestLettersOfMessage = 12;  ///< below, a quoted message says nothing
+constexpr size_t kFewestLettersOfMessage = 12;  ///< a shorter quoted message says nothing
 constexpr int kFirstSignalCode = 128, kLastSignal = 64;
 constexpr size_t kIndent = 2;
 
@@ -23,7 +23,7 @@ std::string lower_case(std::string text) {
   return text;
 }
 
-/// As GitHub names a section in a link: "The replicas have diverged" -> "the-replicas-have-diverged".
+/// The anchor by which GitHub links to a section: "The replicas have diverged" -> "the-replicas-have-diverged".
 std::string anchor_of(const std::string& title) {
   std::string anchor;
   for (const char letter : lower_case(title))
@@ -40,7 +40,8 @@ const Section* section_of(const ErrorPageText& page, const std::string& anchor) 
   return nullptr;
 }
 
-/// `text` for a terminal: a link to a section is its title, another one its text. The sections go to `linked`.
+/// `text` for a terminal: a link to a section becomes its title, any other link its text. Appends the sections to
+/// `linked`.
 std::string without_links(const ErrorPageText& page, const std::string& text,
                           std::vector<const Section*>* linked = nullptr) {
   std::string result;
@@ -112,7 +113,7 @@ bool has_all(const std::string& text, const std::vector<std::string>& words) {
                      [&](const std::string& word) { return lower.find(word) != std::string::npos; });
 }
 
-/// How many letters of a quoted message, with ... for anything, stand in `text`; 0: it is another message.
+/// The number of letters of a quoted message, with ... for anything, found in `text`; 0: it is another message.
 size_t letters_of(const std::string& message, const std::string& text) {
   size_t letters = 0, at = 0;
   for (size_t begin = 0; begin <= message.size();) {
@@ -129,7 +130,7 @@ size_t letters_of(const std::string& message, const std::string& text) {
   return letters;
 }
 
-/// The number that asks for an exit code: "49", "exit code 49"; -1: none.
+/// The exit code in a query: "49", "exit code 49"; -1: none.
 int code_asked(const std::string& query) {
   const std::vector<std::string> words = words_asked(query);
   if (words.empty() || words.size() > 3 || words.back().find_first_not_of("0123456789") != std::string::npos ||
@@ -156,7 +157,7 @@ std::string explain_code(const ErrorPageText& page, int code, size_t columns) {
                   (name == nullptr ? "" : std::string(", ended by SIG") + name));
 }
 
-/// The matches of `words`, at the best of three places: titles, messages, texts.
+/// The matches of `words` in the best of three places: titles, messages, texts.
 std::string explain_words(const ErrorPageText& page, const std::vector<std::string>& words, size_t columns) {
   for (int place = 0; place < 3; ++place) {
     std::vector<std::string> titles, texts;

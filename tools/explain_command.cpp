@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kShownOfQuery = 80;
 
-/// For what nothing on the page fits.
+/// The message for a query that nothing on the page matches.
 std::string refusal(const std::string& query) {
   if (query == "0") return "exit code 0 is no error: all ranks ended with 0";
   if (query == "1")

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// `lockstep explain [WHAT]`: what docs/errors.md says about an exit code or a message.
+/// `lockstep explain [WHAT]`: prints the explanation of an exit code or a message from docs/errors.md.
 class ExplainCommand {
  public:
   explicit ExplainCommand(CLI::App& app);

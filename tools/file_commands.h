@@ -5,7 +5,8 @@
 
 namespace lockstep {
 
-/// The commands on files: what is in one (`lockstep inspect`), and the same in another format (`lockstep convert`).
+/// The commands on files: `lockstep inspect` shows a file's contents, and `lockstep convert` writes them in another
+/// format.
 class FileCommands {
  public:
   explicit FileCommands(CLI::App& app);

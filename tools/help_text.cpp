@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kMostColumns = 100, kFewestColumns = 50;
 
-/// `name` in a column of its own, or, if it is too long for that, above its description.
+/// `name` in its own column or, if it is too long for that, above its description.
 std::string entry(const std::string& name, const std::string& description, size_t width) {
   std::string text = "  " + name;
   if (text.size() + 1 > width)

@@ -5,15 +5,15 @@
 
 namespace lockstep {
 
-/// How wide a text for people may be: the terminal that stdout is, but at most 100 columns, which is also what a pipe
-/// or file gets.
+/// The width of text for people: the terminal's on stdout, but at most 100 columns, which is also the width for a pipe
+/// or file.
 size_t output_columns();
 
-/// `text` broken between its words into lines of at most `columns`. The first one begins at the column `begin`, each
-/// other one with `indent` spaces. A longer word stays whole.
+/// `text` broken between words into lines of at most `columns`. The first line begins at column `begin`, each other one
+/// with `indent` spaces. A longer word is not broken.
 std::string wrapped(const std::string& text, size_t columns, size_t begin = 0, size_t indent = 0);
 
-/// --help in lines of output_columns(). (CLI11's own makes a line of each description.)
+/// --help in lines of output_columns(). (CLI11's own formatter puts each description on one line.)
 class HelpFormatter : public CLI::Formatter {
  public:
   std::string make_option(const CLI::Option* option, bool is_positional) const override;

@@ -25,13 +25,13 @@ std::string variable(const EnvironmentBlock& environment, const char* name) {
   return find_variable(environment, name, "");
 }
 
-/// How long to wait for machines: the time that ranks have to join, where the user has set one.
+/// How long to wait for machines: the ranks' time to join, if the user has set one.
 std::chrono::milliseconds patience(const EnvironmentBlock& environment, std::chrono::milliseconds otherwise) {
   const std::string text = variable(environment, "LOCKSTEP_JOIN_TIMEOUT_S");
   return text.empty() ? otherwise : parse_seconds("LOCKSTEP_JOIN_TIMEOUT_S", text, false);
 }
 
-/// srun has started `lockstep run` once on each of several machines.
+/// Whether srun has started `lockstep run` once on each of several machines.
 bool is_slurm_step(const EnvironmentBlock& environment) {
   const std::string nodes = variable(environment, "SLURM_STEP_NUM_NODES");
   return !variable(environment, "SLURM_STEP_ID").empty() && !nodes.empty() && nodes != "1";
@@ -80,7 +80,7 @@ HostsRequest HostsOptions::read(const EnvironmentBlock& environment, const std::
   CoordinatorOptions& coordinator = request.coordinator.emplace();
   coordinator.hosts = hosts_ ? hosts::parse_hosts(*hosts_, ranks) : hosts::read_hostfile(*hostfile_, ranks);
   coordinator.launch_command = launch_command_.value_or(hosts::kDefaultLaunchCommand);
-  hosts::launch_words(coordinator.launch_command, "", {});  // refuses what cannot be one
+  hosts::launch_words(coordinator.launch_command, "", {});  // refuses an invalid one
   coordinator.interface = interface_.value_or("");
   coordinator.patience = patience(environment, coordinator.patience);
   ranks = 0;

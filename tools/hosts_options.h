@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// The part that this process has in a run on several machines: one of the two.
+/// This process's part in a run on several machines: one of the two.
 struct HostsRequest {
   std::optional<hosts::CoordinatorOptions> coordinator;
   std::optional<hosts::AgentOptions> agent;
@@ -22,12 +22,12 @@ struct HostsRequest {
 class HostsOptions {
  public:
   void add_to(CLI::App& app);
-  /// Whether the words, or Slurm's variables, ask for several machines.
+  /// Whether the words, or Slurm's variables, request several machines.
   bool asked_for(const EnvironmentBlock& environment) const;
-  /// The request that these options make. `ranks`: of -n, for each machine without its own number; becomes their sum,
-  /// if it is known. Throws LaunchError (bad command line; for the key: authentication refused).
+  /// The request of these options. `ranks`, from -n, applies to each machine without its own number, and becomes their
+  /// sum if that is known. Throws LaunchError (bad command line; for the key: authentication refused).
   HostsRequest read(const EnvironmentBlock& environment, const std::vector<std::string>& command, int& ranks) const;
-  /// The default of -n: under Slurm as many as there are cores.
+  /// The default of -n: under Slurm the number of cores.
   static bool is_slurms(const EnvironmentBlock& environment);
 
  private:

@@ -25,7 +25,7 @@ namespace {
 using lockstep::kExitBadCommandLine;
 using lockstep::LaunchError;
 
-/// An error about the first word after a command that is not one of its options; empty if all are.
+/// An error for the first word after a command that is not one of its options; empty if all are.
 std::string unknown_option(const CLI::App& command, const std::vector<std::string>& words) {
   for (size_t i = 1; i < words.size(); ++i) {
     const std::string name = words[i].substr(0, words[i].find('='));
@@ -50,10 +50,10 @@ std::string usage_for(const std::vector<std::string>& words, const std::vector<s
   return "Usage: lockstep COMMAND ...; `lockstep --help` lists the commands.\n";
 }
 
-/// Runs what the command line asks for. `commands` becomes the names of what there is.
+/// Runs the requested command. `commands` becomes the names of the available commands.
 int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& environment,
         std::vector<std::string>& commands) {
-  // `run` parses what follows itself: the rest belongs to the program.
+  // `run` parses its own arguments: the rest belongs to the program.
   if (!words.empty() && words[0] == "run") {
     words.erase(words.begin());
     return lockstep::run_command(std::move(words), environment);
@@ -83,7 +83,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
       throw LaunchError(kExitBadCommandLine, problem);
   }
   try {
-    std::reverse(words.begin(), words.end());  // as CLI11 wants them
+    std::reverse(words.begin(), words.end());  // CLI11 expects reversed order
     app.parse(std::move(words));
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
@@ -98,7 +98,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
   return report.asked_for() ? report.run() : files.run();
 }
 
-/// Says it if what a command printed did not reach stdout. A reader that has left (`| head -1`) knows.
+/// Reports output of a command that did not reach stdout. A reader that has left (`| head -1`) knows.
 int finished(int code) {
   if (code != lockstep::kExitStorage || std::cout) return code;
   pollfd out{STDOUT_FILENO, POLLOUT, 0};

@@ -31,7 +31,7 @@ Json limit_of(__rlimit_resource resource) {
   return {{"soft", value(limit.rlim_cur)}, {"hard", value(limit.rlim_max)}};
 }
 
-/// The vector instructions that sums in shared memory use here.
+/// The vector instructions used here by sums in shared memory.
 std::string vector_instructions() {
   const std::string cpuinfo = read_proc_file("/proc/cpuinfo");
   std::istringstream flags(value_in(cpuinfo, "flags", ':') + " " + value_in(cpuinfo, "Features", ':'));
@@ -40,7 +40,7 @@ std::string vector_instructions() {
   return found.contains("avx2") ? "AVX2" : found.contains("asimd") ? "NEON" : "";
 }
 
-/// The first line that `command` prints; empty where there is no such program.
+/// The first line that `command` prints; empty if there is no such program.
 std::string first_line_of(const std::vector<std::string>& command) {
   const Captured said = capture(command, std::chrono::seconds(5));
   std::istringstream text(said.out.empty() ? said.err : said.out);
@@ -54,7 +54,7 @@ Json launchers() {
   Json found = Json::object();
   for (const char* name : {"mpirun", "mpirun.openmpi", "mpirun.mpich", "mpiexec.hydra", "srun", "torchrun"}) {
     if (std::string(name) == "torchrun") {
-      // Asking it would load Python's torch, which takes seconds.
+      // Running it would load Python's torch, which takes seconds.
       const std::string path = first_line_of({"sh", "-c", "command -v torchrun"});
       if (!path.empty()) found[name] = path;
       continue;
@@ -72,7 +72,7 @@ Json launchers() {
 }
 
 Json cgroup_memory_limit() {
-  // The smallest on the way to the root of cgroup v2.
+  // The smallest on the path to the root of cgroup v2.
   std::ifstream groups("/proc/self/cgroup");
   Json smallest;
   for (std::string line; std::getline(groups, line);) {

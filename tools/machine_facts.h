@@ -10,8 +10,8 @@ namespace lockstep {
 /// versions, a few seconds at most.
 nlohmann::json machine_facts();
 
-/// The NVIDIA GPUs whose devices are in `folder` (/dev/nvidia0, ...), at most as many as `visible`, the value of
-/// CUDA_VISIBLE_DEVICES, names; "-" where that is not set.
+/// The number of NVIDIA GPUs with devices in `folder` (/dev/nvidia0, ...), at most as many as `visible`, the value of
+/// CUDA_VISIBLE_DEVICES, names; "-" if that is not set.
 int count_gpus(const std::string& visible, const std::string& folder = "/dev");
 
 }  // namespace lockstep

@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-/// `text` so that man shows it as it is: in a line of its own, or within one.
+/// `text` escaped so that man shows it unchanged, on its own line or within one.
 std::string escaped(const std::string& text) {
   std::string result;
   bool line_starts = true;
@@ -31,7 +31,7 @@ std::string heading(const std::string& name, const std::string& purpose) {
          escaped(name) + " \\- " + escaped(purpose) + "\n";
 }
 
-/// Lines that man leaves as they are.
+/// Lines that man does not reformat.
 std::string as_it_stands(const std::string& text) {
   std::string body = text;
   while (!body.empty() && body.back() == '\n') body.pop_back();

@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kLongestName = 64;  // of what is worth a guess
+constexpr size_t kLongestName = 64;  // of a name worth a guess
 
 size_t distance(const std::string& a, const std::string& b) {
   const size_t width = b.size() + 1;

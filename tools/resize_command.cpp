@@ -29,7 +29,7 @@ void check(const RunningRun& run, int ranks) {
   if (!run.board) refuse(kExitRefusedInput, "the ranks cannot be asked: " + run.board_failure);
 }
 
-/// Reads the run's record again. It is missing for a moment while ranks are replaced.
+/// Reads the run's record again, which is missing for a moment while ranks are replaced.
 RunningRun look_again(const std::string& folder, const ProcessIdentity& launcher, const Deadline& deadline) {
   for (;;) {
     try {
@@ -49,13 +49,13 @@ constexpr const char* kNeverAsks =
     "the program has made steps, but does not ask Context::stop_requested(), so that it cannot be stopped between two "
     "of them; let its loop ask after each step, save and leave (lockstep explain 61)";
 
-/// Whether some rank asks for stops. Throws if the program has made steps without asking.
+/// Whether a rank asks for stops. Throws if the program has made steps without asking.
 bool asks_for_stops(const RunningRun& run) {
   bool trains = false;
   for (int rank = 0; rank < run.ranks(); ++rank) {
     const RankStatus account = run.account_of(rank);
     if (account.stop_calls > 0) return true;
-    trains = trains || account.steps > 1;  // it asks after the first
+    trains = trains || account.steps > 1;  // it asks after the first step
   }
   if (trains) refuse(kExitRefusedInput, kNeverAsks);
   return false;

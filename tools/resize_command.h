@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// `lockstep resize RUN N`: a run that is going on saves, and goes on with another number of ranks.
+/// `lockstep resize RUN N`: makes a run save, and continue with another number of ranks.
 class ResizeCommand {
  public:
   explicit ResizeCommand(CLI::App& app);

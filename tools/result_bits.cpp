@@ -18,7 +18,7 @@ namespace {
 namespace F = torch::nn::functional;
 using torch::Tensor;
 
-/// Multiples of 1/512 in (-1, 1) that no generator takes part in, so that only the operators can differ.
+/// Multiples of 1/512 in (-1, 1), without a generator, so that only the operators can differ.
 Tensor numbers(std::vector<int64_t> sizes, int64_t salt, torch::Dtype dtype = torch::kFloat32) {
   int64_t count = 1;
   for (const int64_t size : sizes) count *= size;

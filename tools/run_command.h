@@ -7,10 +7,10 @@
 
 namespace lockstep {
 
-/// `lockstep run`, with the words behind it: returns the exit code, throws LaunchError.
+/// `lockstep run` with the words after it. Returns the exit code; throws LaunchError.
 int run_command(std::vector<std::string> words, const EnvironmentBlock& environment);
 
-/// `lockstep agent`, which `lockstep run` starts on each machine: returns the exit code, throws LaunchError.
+/// `lockstep agent`, which `lockstep run` starts on each machine. Returns the exit code; throws LaunchError.
 int agent_command(const std::vector<std::string>& words, const EnvironmentBlock& environment);
 
 }  // namespace lockstep

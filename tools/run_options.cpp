@@ -52,15 +52,15 @@ constexpr int kMaxRestarts = 1000;
 constexpr int kMaxVirtualRanks = 65536;
 constexpr const char* kElasticRestartsPerHour = "10";
 
-/// CLI11 has no word for "the rest is a command".
+/// CLI11 cannot describe "the rest is a command".
 class RunFormatter : public HelpFormatter {
  public:
   std::string make_usage(const CLI::App*, std::string) const override { return kRunUsage; }
 };
 
-/// The options' values, as they are written.
+/// The options' values, as written.
 struct Words {
-  // An empty text is refused, not taken as absent.
+  // Optional, so that an empty text is refused, not taken as absent.
   std::optional<std::string> ranks, restarts, per_hour, elastic, virtual_ranks;
   std::string tee = "0", grace = "5", hang_timeout = "300", bind = "none", debugger;
   std::vector<std::string> variables;
@@ -120,7 +120,8 @@ void add_options(CLI::App& app, RunRequest& request, Words& words) {
 
 [[noreturn]] void refuse(const std::string& text) { throw LaunchError(kExitBadCommandLine, text); }
 
-/// mpirun's -np, which would be -n with the value "p": "-np" -> "--np", "-np4" -> "--np=4". Other words stay.
+/// Rewrites mpirun's -np, which would be -n with the value "p": "-np" -> "--np", "-np4" -> "--np=4". Other words are
+/// unchanged.
 std::string without_mpis_np(const std::string& word) {
   if (!word.starts_with("-np")) return word;
   const std::string value = word.substr(3);
@@ -140,7 +141,7 @@ std::string with_dashes(const std::string& written) {
   return result;
 }
 
-/// torchrun's options that mean nothing here get a better answer than "not expected".
+/// A hint for torchrun's options that have no meaning here, better than "not expected".
 std::string hint_for(const std::string& word) {
   for (const char* name : {"--rdzv", "--master-addr", "--master-port"})
     if (word.starts_with(name))
@@ -154,7 +155,7 @@ std::string option_name(const std::string& word) {
   return word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2);
 }
 
-/// The option that `word` begins with. `seen` has the earlier ones, each as it was written.
+/// The option that `word` begins with. `seen` has the earlier ones, as written.
 const CLI::Option& find_option(const CLI::App& app, const std::string& word,
                                std::map<const CLI::Option*, std::string>& seen) {
   const std::string name = option_name(word);
@@ -174,7 +175,7 @@ const CLI::Option& find_option(const CLI::App& app, const std::string& word,
   return *option;
 }
 
-/// Takes the program and its arguments out of `words`, untouched; in the options before them "_" becomes "-".
+/// Takes the program and its arguments out of `words`, unchanged; in the options before them "_" becomes "-".
 std::vector<std::string> take_command(const CLI::App& app, std::vector<std::string>& words) {
   size_t start = 0;
   std::map<const CLI::Option*, std::string> seen;
@@ -215,10 +216,10 @@ void read_words(const Words& words, int usable_cores, int gpus, const Environmen
   if (words.elastic) options.elastic = parse_range("--elastic", *words.elastic);
   const int most = options.elastic ? options.elastic->max : 1;
   const bool on_hosts = words.hosts.asked_for(environment);
-  const int without = on_hosts ? 1 : most;  // of each machine
+  const int without = on_hosts ? 1 : most;  // on each machine
   options.ranks = !words.ranks ? without : parse_rank_count("-n", *words.ranks, usable_cores, gpus);
   if (on_hosts) {
-    // The terminal is the launcher's machine's; ranks have none, and over ssh neither have their agents.
+    // The terminal belongs to the launcher's machine. Ranks have none, nor, over ssh, have their agents.
     if (!words.debugger.empty())
       refuse(
           "--debugger works on one machine only; on several a rank starts the debugger itself, or one is attached to "
@@ -226,7 +227,7 @@ void read_words(const Words& words, int usable_cores, int gpus, const Environmen
     if (!words.ranks && HostsOptions::is_slurms(environment)) options.ranks = usable_cores;
     request.hosts = words.hosts.read(environment, options.command, options.ranks);
   }
-  // Machines that come by themselves say then how many ranks they have.
+  // Machines that connect by themselves then tell their numbers of ranks.
   const bool ranks_known = !request.hosts || (request.hosts->coordinator && !request.hosts->coordinator->rendezvous);
   if (options.elastic && ranks_known && !options.elastic->contains(options.ranks))
     refuse((on_hosts ? std::string("the machines have ") : "-n asks for ") + std::to_string(options.ranks) +
@@ -251,7 +252,7 @@ void read_words(const Words& words, int usable_cores, int gpus, const Environmen
   if (options.max_restarts > 0) refuse("--debugger and --max-restarts cannot be used together; leave one out");
 }
 
-/// The description, and what it writes to.
+/// The description, and the variables that it sets.
 struct Description {
   Description() {
     app.formatter(std::make_shared<RunFormatter>());
@@ -277,7 +278,7 @@ RunRequest parse_run_command(std::vector<std::string> words, int usable_cores, i
   auto& [request, values, app] = description;
   request.options.command = take_command(app, words);
   try {
-    std::reverse(words.begin(), words.end());  // as CLI11 wants them
+    std::reverse(words.begin(), words.end());  // CLI11 expects reversed order
     app.parse(std::move(words));
   } catch (const CLI::CallForHelp&) {
     request.help = app.help();

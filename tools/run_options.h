@@ -19,15 +19,15 @@ struct RunRequest {
   EnvironmentBlock variables;         ///< of --env
   std::optional<HostsRequest> hosts;  ///< for a run on several machines
   bool dry_run = false;
-  std::string help;  ///< not empty: only this is to be printed
+  std::string help;  ///< not empty: only print this
 };
 
-/// Reads the words after `lockstep run`, and of `environment` what Slurm says of several machines. Throws LaunchError
-/// (bad command line).
+/// Reads the words after `lockstep run`, and Slurm's variables for several machines in `environment`. Throws
+/// LaunchError (bad command line).
 RunRequest parse_run_command(std::vector<std::string> words, int usable_cores, int gpus = 0,
                              const EnvironmentBlock& environment = {});
 
-/// `lockstep run` with all its options, to be described, not to parse.
+/// `lockstep run` with all its options, for descriptions, not for parsing.
 std::shared_ptr<const CLI::App> describe_run_command();
 
 extern const char* const kRunUsage;

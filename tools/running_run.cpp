@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The folders whose locks a process keeps open; none where this user may not look.
+/// The folders whose locks a process keeps open; none if this user may not look.
 std::set<std::string> locked_folders(const fs::path& process) {
   std::set<std::string> folders;
   std::error_code error;
@@ -31,13 +31,13 @@ std::set<std::string> locked_folders(const fs::path& process) {
   return folders;
 }
 
-/// Whether the run in `folder` is the one of this launcher.
+/// Whether the run in `folder` belongs to this launcher.
 bool is_run_of(const std::string& folder, pid_t launcher) {
   try {
     const RunRecord::Contents record = RunRecord::read(folder);
     return record.launcher.pid == launcher && is_there(record.launcher);
   } catch (const Error&) {
-    return false;  // no run, or none that is going on
+    return false;  // no run, or none in progress
   }
 }
 

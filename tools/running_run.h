@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// A run that is going on, found by its folder.
+/// A run in progress, found by its folder.
 struct RunningRun {
   RunRecord::Contents record;
   std::optional<RankBoard> board;
@@ -19,11 +19,11 @@ struct RunningRun {
   RankStatus account_of(int rank) const { return board ? board->page(rank).read(ranks()) : RankStatus{}; }
 };
 
-/// Throws LaunchError (refused input) if no run is going on in `folder`.
+/// Throws LaunchError (refused input) if no run is in progress in `folder`.
 RunningRun find_run(const std::string& folder);
 
 /// The folders of this user's runs whose launchers run on this machine, sorted. A launcher keeps the lock of its run's
-/// folder open, so that it is found by /proc, and nothing has to be registered anywhere.
+/// folder open, so /proc shows it without any registration.
 std::vector<std::string> folders_of_running_runs();
 
 }  // namespace lockstep

@@ -20,9 +20,9 @@
 #include "launch/launch_error.h"
 #include "launch/process/process_table.h"
 
-// A process stands still while a program reads its stacks, and its parent does not hear of its death meanwhile. gdb
-// left to itself reads the symbols of all libraries in that time, which for LibTorch's takes many seconds. So it is
-// told of them before it attaches. eu-stack holds one thread at a time.
+// A process is stopped while a program reads its stacks, and its parent does not learn of its death meanwhile. By
+// itself, gdb reads the symbols of all libraries in that time, which takes many seconds for LibTorch's. So gdb is told
+// of the libraries before it attaches. eu-stack stops one thread at a time.
 
 namespace lockstep {
 namespace {
@@ -35,8 +35,8 @@ bool has_program(const std::string& program) {
   return capture({program, "--version"}, std::chrono::seconds(5)).exit_code == 0;
 }
 
-/// By how much a library that is mapped from its first byte on at `start` lies above the addresses in its file; empty:
-/// it is no library.
+/// The offset between a library's addresses in memory, mapped from its first byte at `start`, and those in its file;
+/// empty: it is not a library.
 std::optional<uint64_t> load_bias(const std::string& path, uint64_t start) {
   std::ifstream file(path, std::ios::binary);
   Elf64_Ehdr head{};
@@ -50,7 +50,7 @@ std::optional<uint64_t> load_bias(const std::string& path, uint64_t start) {
   return std::nullopt;
 }
 
-/// Where the libraries of a process lie, by path.
+/// The places of a process's libraries, by path.
 std::map<std::string, uint64_t> libraries_of(pid_t pid, const std::string& program) {
   std::map<std::string, uint64_t> found;
   std::istringstream maps(read_proc_file("/proc/" + std::to_string(pid) + "/maps"));
@@ -59,7 +59,7 @@ std::map<std::string, uint64_t> libraries_of(pid_t pid, const std::string& progr
     std::string range, rights, offset, device, node, path;
     words >> range >> rights >> offset >> device >> node;
     std::getline(words >> std::ws, path);
-    // gdb takes words apart at blanks and quotes.
+    // gdb splits words at blanks and quotes.
     if (!path.starts_with('/') || path == program || path.find_first_of(" \"'\\") != std::string::npos) continue;
     if (offset.find_first_not_of('0') != std::string::npos || found.contains(path)) continue;
     if (const auto bias = load_bias(path, std::stoull(range, nullptr, 16))) found.emplace(path, *bias);
@@ -83,7 +83,7 @@ std::vector<std::string> gdb_command(pid_t pid) {
   return words;
 }
 
-/// The command that prints the stacks of a running process without asking anything; empty where there is none.
+/// The command that prints the stacks of a running process without asking anything; empty if none.
 std::vector<std::string> stack_printer(pid_t pid) {
   if (has_program("gdb")) return gdb_command(pid);
   if (has_program("eu-stack")) return {"eu-stack", "-n", "40", "-p", std::to_string(pid)};
@@ -100,7 +100,7 @@ bool has_ended(pid_t pid) {
   return state == '\0' || state == 'Z' || state == 'X';
 }
 
-/// Says when the process has ended, which whoever holds it would hide, and when it has been held for too long.
+/// Reports that the process has ended, which the program that holds it would hide, or has been held for too long.
 class Watch {
  public:
   explicit Watch(pid_t pid) : pid_(pid) {}

@@ -6,11 +6,11 @@
 
 namespace lockstep {
 
-/// No process stands still for longer while its stacks are read.
+/// The longest time that a process is stopped while its stacks are read.
 constexpr std::chrono::seconds kLongestStop(5);
 
-/// Prints the stacks of all threads of a process of this machine; false: that was not possible, or not all, and it was
-/// said why. Throws LaunchError (not started) where there is no program that can.
+/// Prints the stacks of all threads of a process of this machine. Returns false if that failed, at least in part, after
+/// printing the reason. Throws LaunchError (not started) if there is no program that can do it.
 bool print_stacks(pid_t pid);
 
 }  // namespace lockstep

@@ -25,11 +25,11 @@
 namespace lockstep {
 namespace {
 
-/// For the stacks of one rank, and for the way to its machine.
+/// For the stacks of one rank, and the connection to its machine.
 constexpr std::chrono::seconds kRemoteTimeout(130);
-constexpr size_t kShownStarts = 6;  ///< the last ones, the one that goes on included
+constexpr size_t kShownStarts = 6;  ///< the last ones, including the current one
 
-/// The process that computes: the one that writes the page, where the rank's own only started it (a shell).
+/// The process that computes: the one that writes the page, if the rank's own process only started it (a shell).
 pid_t process_of(const RunningRun& run, int rank, const RankStatus& account) {
   const auto index = static_cast<size_t>(rank);
   const bool may_live = !run.record.hosts[index].empty() || process_state(account.pid) != 0;
@@ -76,11 +76,11 @@ std::string describe(const RankStatus& account) {
   return text;
 }
 
-/// The steps of all starts, those of the ranks that run now included; empty before a restart.
+/// The steps of all starts, including the current ranks'; empty before a restart.
 std::string progress_text(const RunningRun& run, const std::string& folder) {
   std::vector<TeamData> teams = starts_in(folder);
   if (run.record.restarts == 0 || teams.empty()) return "";
-  // Until the ranks have made a step, it is not known from where they go on.
+  // Until the ranks have made a step, their starting point is unknown.
   TeamData now{.ranks = run.ranks(), .first_step = teams.back().end_step()};
   for (int rank = 0; rank < run.ranks(); ++rank) now.steps = std::max(now.steps, run.account_of(rank).steps);
   if (now.steps > 0) now.first_step = run.account_of(0).first_step;
@@ -115,7 +115,7 @@ void show_status(const RunningRun& run, const std::string& folder) {
   }
 }
 
-/// The run's folder, and how far it is: "of 2 to 4 ranks" is what --elastic allows.
+/// The run's folder and progress; "of 2 to 4 ranks" is what --elastic allows.
 void show_all() {
   size_t shown = 0;
   for (const std::string& folder : folders_of_running_runs()) {
@@ -141,7 +141,7 @@ void show_all() {
   if (shown == 0) std::cout << "no run of this user is going on on this machine\n";
 }
 
-/// On the machine of the rank, by a command that starts there as the agents did.
+/// Prints them on the rank's machine, by a command started there as the agents were.
 bool print_stacks_on(const std::string& host, const RunningRun& run, pid_t pid) {
   const std::vector<std::string> agent = {own_program(), "agent", "--stacks", std::to_string(pid)};
   if (run.record.launch_command.empty()) {

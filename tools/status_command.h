@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-/// `lockstep status RUN` and `lockstep stacks RUN`: what each rank of a run is doing now. `lockstep status --all`: the
-/// runs that are going on.
+/// `lockstep status RUN` and `lockstep stacks RUN`: the current activity of each rank of a run. `lockstep status
+/// --all`: the runs in progress.
 class StatusCommand {
  public:
   explicit StatusCommand(CLI::App& app);

@@ -28,9 +28,9 @@ using std::chrono::seconds;
 
 constexpr const char* kProgram = "lockstep-tour";
 constexpr std::chrono::milliseconds kLook(20);
-constexpr seconds kPatience(60);  ///< for one thing to happen, on a busy machine
+constexpr seconds kPatience(60);  ///< for one event, on a busy machine
 
-/// Beside the launcher in a build, in ../libexec where it is installed.
+/// Next to the launcher in a build, in ../libexec in an installation.
 std::string find_program(const fs::path& launcher) {
   std::error_code ignored;
   for (const fs::path& folder : {launcher.parent_path(), launcher.parent_path().parent_path() / "libexec" / "lockstep"})
@@ -39,14 +39,14 @@ std::string find_program(const fs::path& launcher) {
                                          " nor in ../libexec/lockstep; build the target lockstep_tour");
 }
 
-/// runs/tour, or the first of runs/tour-2, runs/tour-3 ... that is not there.
+/// runs/tour, or the first of runs/tour-2, runs/tour-3 ... that does not exist.
 std::string new_folder() {
   std::string folder = "runs/tour";
   for (int number = 2; fs::exists(folder); ++number) folder = "runs/tour-" + std::to_string(number);
   return folder;
 }
 
-/// `lockstep run`, as a child; whatever happens, it is not left behind.
+/// `lockstep run`, as a child that is never left behind.
 class Child {
  public:
   explicit Child(const std::vector<std::string>& command) {
@@ -93,7 +93,7 @@ void show(const std::vector<std::string>& words, const std::string& output) {
   std::cout << "\n" << output << std::flush;
 }
 
-/// The run once it fits; its record is missing for a moment while ranks are replaced.
+/// The run once it satisfies the condition; its record is missing for a moment while ranks are replaced.
 RunningRun wait_for(Child& child, const std::string& folder, const std::string& what,
                     const std::function<bool(const RunningRun&)>& fits) {
   for (const Deadline deadline(kPatience); !child.has_ended() && !deadline.passed();
@@ -107,7 +107,7 @@ RunningRun wait_for(Child& child, const std::string& folder, const std::string& 
                                    " before " + what + "; its logs are there");
 }
 
-/// Whether all ranks have made so many steps, those of earlier starts included.
+/// Whether all ranks have made this many steps, including earlier starts.
 std::function<bool(const RunningRun&)> at_step(int64_t step, int restarts) {
   return [=](const RunningRun& run) {
     if (!run.board || run.record.restarts < restarts) return false;

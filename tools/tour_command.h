@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// `lockstep tour`: trains something small on two ranks, kills one of them, lets the run go on, changes the number of
+/// `lockstep tour`: trains a small model on two ranks, kills one of them, lets the run continue, changes the number of
 /// ranks and draws the report. Needs no LibTorch.
 class TourCommand {
  public:

@@ -1,5 +1,5 @@
-// A rank of `lockstep tour`: fits a small network to a curve, on the collectives for C, without LibTorch. It saves its
-// state, goes on from it however many ranks there are, and leaves when it is asked to.
+// A rank of `lockstep tour`: fits a small network to a curve, with the collectives for C, without LibTorch. It saves
+// its state, resumes it on any number of ranks, and leaves when asked.
 
 #include <lockstep/c.h>
 
@@ -50,7 +50,7 @@ State first_state() {
   return state;
 }
 
-/// The state in the file, or the first one. It is rank 0's on all ranks.
+/// The state in the file, or the initial one; rank 0's on all ranks.
 State resume(lockstep_group* world, const std::string& path) {
   State state = first_state();
   if (lockstep_rank(world) == 0 && std::filesystem::exists(path)) {
@@ -74,7 +74,7 @@ void save(const State& state, const std::string& path) {
 /// The gradient and, as its last element, the loss.
 using Sum = std::array<double, 3 * kHidden + 2>;
 
-/// Adds those of every `stride`-th sample.
+/// Adds the gradients of every `stride`-th sample.
 Sum share_of_gradient(const Weights& w, int first, int stride) {
   Sum sum{};
   for (int sample = first; sample < kSamples; sample += stride) {
@@ -98,14 +98,15 @@ Sum share_of_gradient(const Weights& w, int first, int stride) {
   return sum;
 }
 
-/// How many parts a step has, whatever the number of ranks: `lockstep run --virtual-ranks V`, else one for each rank.
+/// The number of parts of a step, independent of the number of ranks: `lockstep run --virtual-ranks V`, else one for
+/// each rank.
 int number_of_parts(int size) {
   const auto given = lockstep::Environment::from_process().lockstep_virtual_ranks;
   return given ? std::clamp(std::atoi(given->c_str()), size, kSamples) : size;
 }
 
-/// The sum over all samples. All ranks add the parts in the same order, so its bits do not depend on how many they are:
-/// to a part that one rank has computed, the others have added zeros.
+/// The sum over all samples. All ranks add the parts in the same order, so the bits do not depend on their number: to a
+/// part that one rank has computed, the others have added zeros.
 class SumOverRanks {
  public:
   explicit SumOverRanks(lockstep_group* world)
@@ -136,7 +137,7 @@ class SumOverRanks {
 
   lockstep_group* world_;
   const int rank_, size_;
-  std::vector<Sum> parts_;  ///< zeros where they are another rank's
+  std::vector<Sum> parts_;  ///< zeros for another rank's parts
 };
 
 /// Steps until the end, or until the run is to stop; returns the exit code.

@@ -20,11 +20,11 @@ namespace lockstep {
 namespace detail {
 
 using Segment = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
-/// Runs the segment without a graph, and again in backward. `modules`: what it calls.
+/// Runs the segment without a graph, and again in backward. `modules` are the ones that it calls.
 std::vector<at::Tensor> checkpointed(Segment segment, std::vector<at::Tensor> inputs,
                                      std::vector<std::shared_ptr<torch::nn::Module>> modules);
 
-/// What a checkpointed function may return, as a list and back.
+/// Converts the result of a checkpointed function to a list of tensors and back.
 template <typename Result>
 struct Tensors {
   static constexpr bool kIsAny = false;
@@ -35,7 +35,7 @@ struct Tensors<at::Tensor> {
   static void add(const at::Tensor& tensor, std::vector<at::Tensor>& list) { list.push_back(tensor); }
   static at::Tensor take(const std::vector<at::Tensor>& list, size_t& next) { return list[next++]; }
 };
-/// Of a function that returns nothing else.
+/// Only as the whole result: a vector within a tuple has no known length.
 template <>
 struct Tensors<std::vector<at::Tensor>> {
   static constexpr bool kIsAny = true;
@@ -66,7 +66,7 @@ struct Tensors<std::pair<A, B>> {
 template <typename Input>
 inline constexpr bool kIsTensor = std::is_convertible_v<const Input&, const at::Tensor&>;
 
-/// The tensor inputs are `given`, from `next` on; the others as they were.
+/// Returns given[next] for a tensor and advances `next`; returns any other input unchanged.
 template <typename Input>
 const auto& replaced(const Input& input, const std::vector<at::Tensor>& given, size_t& next) {
   if constexpr (kIsTensor<Input>)
@@ -75,7 +75,7 @@ const auto& replaced(const Input& input, const std::vector<at::Tensor>& given, s
     return input;
 }
 
-/// `call` with the inputs, checkpointed.
+/// Calls `call` with the inputs, checkpointed.
 template <typename Call, typename... Inputs>
 auto checkpointed_call(Call call, std::vector<std::shared_ptr<torch::nn::Module>> modules, const Inputs&... inputs) {
   using Result = std::remove_cvref_t<std::invoke_result_t<Call&, const Inputs&...>>;
@@ -87,7 +87,7 @@ auto checkpointed_call(Call call, std::vector<std::shared_ptr<torch::nn::Module>
     if constexpr (kIsTensor<Input>) tensors.push_back(input);
   };
   (take(inputs), ...);
-  // Tensors are kept by autograd, which sees when they change.
+  // Autograd keeps the tensors, because it notices when they change.
   const auto kept = []<typename Input>(const Input& input) {
     if constexpr (kIsTensor<Input>)
       return at::Tensor();
@@ -112,7 +112,7 @@ auto checkpointed_call(Call call, std::vector<std::shared_ptr<torch::nn::Module>
 
 template <typename Module, typename Forward = decltype(&Module::forward)>
 class CheckpointedLayer;
-/// `Module` whose forward is checkpointed.
+/// A `Module` whose forward is checkpointed.
 template <typename Module, typename Base, typename Result, typename... Arguments>
 class CheckpointedLayer<Module, Result (Base::*)(Arguments...)> : public Module {
  public:
@@ -134,27 +134,28 @@ class CheckpointedLayer<Module, Result (Base::*)(Arguments...) const>
 }  // namespace detail
 
 /// Calls a function, or a module's forward, and keeps only its inputs for backward, which calls it again to have the
-/// activations (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; PyTorch's
-/// torch.utils.checkpoint). Takes less memory for about a third more time. The gradients are the same bits, unless an
-/// operation computes otherwise without a graph, as recurrent layers do.
+/// activations (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; PyTorch's torch.utils.checkpoint).
+/// This saves memory and costs about a third more time. The gradients have the same bits, except where an operation
+/// computes differently without a graph, as recurrent layers do.
 ///
 ///     x = lockstep::checkpoint(block, x);  // a module's holder, or a shared_ptr
 ///     auto [a, b] = lockstep::checkpoint([net](const at::Tensor& x, int n) mutable { ... }, x, 3);
 ///
-/// Returns what the function returns: a tensor, a vector of tensors, or a tuple or pair of tensors or such. Gradients
-/// flow to the inputs that are tensors, and to whatever the function reads; other inputs are copied. The function lives
-/// until backward is over, so it holds by value what it needs. Calls may be nested, and any number of outputs may be
-/// left out of the loss. The second call has the random numbers of the first from torch's generators, on the devices of
-/// the inputs too, and its autocast(). A module's buffers have the values of the first call in the second, and
-/// afterwards those that they had before it; those of modules that a function calls change twice. A
-/// DistributedDataParallel reduces the gradients as ever. No message of its own: layers that communicate in forward, as
-/// synchronized batch norms do, communicate again in backward, so every rank checkpoints the same.
+/// Returns the function's result: a tensor, a vector of tensors, or a tuple or pair of tensors, tuples or pairs.
+/// Gradients flow to the tensors among the inputs and to every tensor that the function reads. Other inputs are copied.
+/// The function is kept until backward is over, so it must hold by value what it needs. Calls may be nested, and the
+/// loss need not use every output. The second call draws the same random numbers from torch's generators, also on the
+/// inputs' devices, and runs under the same autocast(). A module's buffers start the second call with the values that
+/// they had in the first, and are restored after it. Buffers of modules that a function calls are updated twice.
+/// DistributedDataParallel reduces the gradients as usual. checkpoint() itself does not communicate. Layers that
+/// communicate in forward, such as synchronized batch norms, communicate again in backward, so every rank must
+/// checkpoint the same layers.
 ///
-/// c10::Error is thrown where the function changes an input in place. Backward throws it if the second call returns
-/// other tensors, or, on a CPU, other values, which some elements tell; if a module's parameters, buffers, training
-/// mode or layers were changed since the first call; with create_graph; and for autograd::grad() and backward(inputs),
-/// which ask for some gradients only. A layer of a ShardedUnit is checkpointed within it,
-/// ShardedUnit<Checkpointed<Layer>>, not around it. Without grad mode, it is a plain call.
+/// Throws c10::Error if the function changes an input in place. Backward throws c10::Error if the second call returns
+/// other tensors or, on a CPU, other values (some elements are compared); if a module's parameters, buffers, training
+/// mode or layers have changed since the first call; with create_graph; and for autograd::grad() and backward(inputs),
+/// which request only some gradients. Checkpoint a layer inside its ShardedUnit, ShardedUnit<Checkpointed<Layer>>, not
+/// around it. Without grad mode, checkpoint() is a plain call.
 template <typename Function, typename... Inputs>
 auto checkpoint(Function&& function, const Inputs&... inputs) {
   using Callable = std::remove_cvref_t<Function>;
@@ -171,16 +172,16 @@ auto checkpoint(Function&& function, const Inputs&... inputs) {
   }
 }
 
-/// The sequence, cut into `segments` of as many layers each, of which all but the last are checkpointed: for as many
-/// segments as the square root of the number of layers, the least memory. TORCH_CHECK fails unless `segments` is from 1
-/// to the number of layers.
+/// Cuts the sequence into `segments` segments of equally many layers and checkpoints all but the last. Memory is least
+/// when `segments` is the square root of the number of layers. TORCH_CHECK fails unless `segments` is from 1 to the
+/// number of layers.
 at::Tensor checkpoint_sequential(const torch::nn::Sequential& layers, int segments, const at::Tensor& input);
 
-/// A layer whose forward is checkpointed, and which is `Holder` otherwise: its names, members and constructors.
+/// A layer whose forward is checkpointed. In all else it is a `Holder`, with the same names, members and constructors.
 ///
 ///     layers->push_back(lockstep::Checkpointed<Layer>(width, heads));    // was Layer(width, heads)
 ///
-/// It has one forward, without default arguments.
+/// REQUIRES: the layer has one forward, without default arguments.
 template <typename Holder>
 using Checkpointed = torch::nn::ModuleHolder<detail::CheckpointedLayer<typename Holder::ContainedType>>;
 

@@ -18,10 +18,10 @@ struct Module;
 
 namespace lockstep {
 
-/// Throws the same Error on all ranks unless every tensor has the same name, shape, dtype and bits on all of them; the
-/// Error names the first tensor that differs, and the ranks that differ from the majority. Bits are compared: NaN
-/// equals itself, and 0 is not -0. An undefined tensor (such as a gradient) equals another undefined one. A collective:
-/// every rank calls it. Only names, shapes and hashes are sent, never the elements.
+/// Throws the same Error on all ranks unless every tensor has the same name, shape, dtype and bits on each. The Error
+/// names the first tensor that differs and the ranks that differ from the majority. Bits are compared: NaN equals
+/// itself, and 0 is not -0. An undefined tensor (such as a gradient) equals another undefined one. A collective: every
+/// rank must call it. It sends names, shapes and hashes, never the elements.
 void assert_equal_across_ranks(const Group& group, const NamedTensors& tensors);
 /// As above, for one tensor; `name` appears in the message.
 void assert_equal_across_ranks(const Group& group, const std::string& name, const at::Tensor& tensor);

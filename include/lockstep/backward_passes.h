@@ -8,19 +8,18 @@
 
 namespace lockstep {
 
-/// The number of backward passes that make one reduction. Belongs to a Replica; guards change it between passes.
+/// The number of backward passes per reduction. Belongs to a Replica; guards change it between passes.
 struct BackwardPasses {
   std::list<int> guards;      ///< the value of each guard that is alive; the last one counts
-  int since_reduction = 0;    ///< passes whose gradients wait in .grad, not reduced yet
+  int since_reduction = 0;    ///< passes whose gradients are in .grad, not yet reduced
   int last_accumulation = 0;  ///< n of the last accumulate(n); 0: there was none
-  /// 0: none of them reduces.
+  /// 0: no pass reduces.
   int reduce_every() const { return guards.empty() ? 1 : guards.back(); }
 };
 
-/// Keeps gradients local for the backward passes of its lifetime: they accumulate into .grad on each rank alone and are
-/// reduced by the first backward after it. All ranks must hold one during the same backward passes. If there are
-/// several, the newest one counts. A guard may be moved (into a std::optional, say); guards may end in any order and
-/// outlive the model.
+/// While it lives, backward passes keep gradients local: they accumulate into .grad on each rank, and the first
+/// backward after it reduces them. All ranks must hold one during the same backward passes. If several exist, the
+/// newest counts. A guard may be moved (into a std::optional, say); guards may end in any order and outlive the model.
 class NoSyncGuard {
  public:
   explicit NoSyncGuard(std::shared_ptr<BackwardPasses> passes, int reduce_every = 0)
@@ -51,7 +50,7 @@ class NoSyncGuard {
 class Accumulation : public NoSyncGuard {
  public:
   using NoSyncGuard::NoSyncGuard;
-  /// Whether the last backward reduced, so that it is time for optimizer.step() and zero_grad(). False once moved from.
+  /// Whether the last backward reduced, so that optimizer.step() and zero_grad() are due. False once moved from.
   bool complete() const { return passes_ && passes_->since_reduction == 0; }
 };
 

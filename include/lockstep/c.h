@@ -1,12 +1,12 @@
 /* Lockstep for C, and for every language that can call C: collectives of the ranks of one machine, and optimizers whose
  * step is divided between them, on raw memory. Needs no LibTorch. Link liblockstep_c; docs/c.md has an introduction.
  *
- * Every function except the small queries returns LOCKSTEP_OK or another status; lockstep_last_error() then says what
+ * Every function except the small queries returns LOCKSTEP_OK or an error status; lockstep_last_error() then says what
  * happened, to which rank, and what to do. The library throws nothing, never ends the process, installs no signal
- * handler, starts no thread that outlives a call, and every wait ends.
+ * handler and starts no thread that outlives a call. Every wait ends.
  *
- * All ranks of a group call the same collectives in the same order. One thread at a time may call a group; different
- * threads may use different groups at the same time. */
+ * REQUIRES: all ranks of a group call the same collectives in the same order. One thread at a time may call a group;
+ * different threads may use different groups at the same time. */
 #ifndef LOCKSTEP_C_H
 #define LOCKSTEP_C_H
 
@@ -29,12 +29,12 @@ extern "C" {
 typedef int32_t lockstep_status;
 enum {
   LOCKSTEP_OK = 0,
-  LOCKSTEP_INVALID_ARGUMENT = 1, /* this call is wrong; nothing was started, and the group is as it was */
+  LOCKSTEP_INVALID_ARGUMENT = 1, /* this call is wrong; nothing was started, the group is unchanged */
   LOCKSTEP_JOIN_FAILED = 2,      /* the ranks, or the members of a subgroup, could not meet */
-  LOCKSTEP_SEVERAL_MACHINES = 3, /* the launcher started ranks on other machines, too; this library works on one */
+  LOCKSTEP_SEVERAL_MACHINES = 3, /* the launcher started ranks on other machines, too; this library supports one */
   LOCKSTEP_RANK_GONE = 4,        /* a rank ended, or left the group, while others needed it */
   LOCKSTEP_MISMATCH = 5,         /* the ranks' calls do not match */
-  LOCKSTEP_TIMED_OUT = 6,        /* the text names the ranks that did not come */
+  LOCKSTEP_TIMED_OUT = 6,        /* the text names the ranks that did not arrive */
   LOCKSTEP_ABORTED = 7,          /* a rank called lockstep_abort, or could not continue */
   LOCKSTEP_OUT_OF_RESOURCES = 8, /* memory or descriptors */
   LOCKSTEP_INTERNAL_ERROR = 9
@@ -76,19 +76,19 @@ typedef struct lockstep_options {
   double timeout_s;      /* how long a collective or message may take, the same on all ranks; 0: 1800 */
 } lockstep_options;
 
-/* Why the last call of this thread that failed did so; "" if none has. Valid until this thread's next failure. */
+/* The error of this thread's last failed call; "" if none has failed. Valid until this thread's next failure. */
 LOCKSTEP_API const char* lockstep_last_error(void);
 LOCKSTEP_API const char* lockstep_status_name(lockstep_status status); /* "LOCKSTEP_MISMATCH"; never null */
 LOCKSTEP_API int lockstep_c_version(void);                             /* major * 1000 + minor, of the library */
 
-/* Joins the ranks that `lockstep run`, torchrun, Open MPI, MPICH or Slurm started; a process that none of them started
- * is a world of one. Returns when all ranks have joined. A process has one world at a time. `options` may be null. */
+/* Joins the ranks that `lockstep run`, torchrun, Open MPI, MPICH or Slurm started; a process started otherwise is a
+ * world of one. Returns when all ranks have joined. A process has one world at a time. `options` may be null. */
 LOCKSTEP_API lockstep_status lockstep_join(const lockstep_options* options, lockstep_group** world);
-/* Leaves a group and frees it, without waiting: no other rank has to be there. Pending operations fail, on the ranks
- * that still need this one, too. Leave subgroups before the world. Null is ignored. */
+/* Leaves a group and frees it, without waiting for other ranks. Pending operations fail, also on the ranks that still
+ * need this one. Leave subgroups before the world. Null is ignored. */
 LOCKSTEP_API lockstep_status lockstep_leave(lockstep_group* group);
-/* Forms a group of those ranks that give the same color, ordered by key, then by rank. Every rank of `group` calls it;
- * a rank with a negative color gets a null group. */
+/* Forms a group of the ranks that pass the same color, ordered by key, then by rank. Every rank of `group` must call
+ * it; a rank with a negative color gets a null group. */
 LOCKSTEP_API lockstep_status lockstep_split(lockstep_group* group, int color, int key, lockstep_group** part);
 /* Ends the group on every rank: pending and later operations fail with this text. */
 LOCKSTEP_API lockstep_status lockstep_abort(lockstep_group* group, const char* why);
@@ -96,20 +96,23 @@ LOCKSTEP_API lockstep_status lockstep_abort(lockstep_group* group, const char* w
 LOCKSTEP_API int lockstep_rank(const lockstep_group* group); /* -1 for null */
 LOCKSTEP_API int lockstep_size(const lockstep_group* group); /* -1 for null */
 
-/* Memory that this group's collectives use in place, without a copy. Aligned to a page. Leaving the group frees it. */
+/* Allocates memory that this group's collectives use in place, without a copy. Page-aligned. Leaving the group frees
+ * it. */
 LOCKSTEP_API lockstep_status lockstep_allocate(lockstep_group* group, size_t bytes, void** memory);
-/* Memory that exists once for all ranks of the group, initially zero: all ranks see a write by one. Aligned to a page,
- * at a different address on each rank. Every rank calls it, with the same size, and later lockstep_free(). */
+/* Allocates memory that exists once for all ranks of the group, initially zero: all ranks see a write by one.
+ * Page-aligned, at a different address on each rank. Every rank must call it, with the same size, and later
+ * lockstep_free(). */
 LOCKSTEP_API lockstep_status lockstep_allocate_together(lockstep_group* group, size_t bytes, void** memory);
-/* Frees memory of either kind. For the second all ranks wait for each other, so none still uses it. Null is ignored. */
+/* Frees memory of either kind. For the second kind all ranks wait for each other, so that none still uses it. Null is
+ * ignored. */
 LOCKSTEP_API lockstep_status lockstep_free(lockstep_group* group, void* memory);
 
-/* The collectives. `count` counts elements of one block and is the same on every rank. Input and output are one block
- * each, or one for each rank, in rank order, where it says so. They may be the same memory where both are one block,
- * and must not overlap otherwise. Null memory is allowed where nothing is read or written.
+/* The collectives. `count` counts elements of one block and must be the same on every rank. Input and output are one
+ * block each or, where a comment says so, one block for each rank, in rank order. They may be the same memory if both
+ * are one block, and must not overlap otherwise. Null memory is allowed where nothing is read or written.
  *
- * `request` null: returns when this rank's part is done. Otherwise returns at once with a request, and the memory stays
- * as it is until lockstep_wait(). */
+ * If `request` is null, the call returns when this rank's part is done. Otherwise it returns at once with a request;
+ * the caller must leave the memory alone until lockstep_wait(). */
 LOCKSTEP_API lockstep_status lockstep_barrier(lockstep_group* group, lockstep_request** request);
 LOCKSTEP_API lockstep_status lockstep_all_reduce(lockstep_group* group, const void* input, void* output, int64_t count,
                                                  lockstep_dtype dtype, lockstep_op op, lockstep_request** request);
@@ -135,33 +138,33 @@ LOCKSTEP_API lockstep_status lockstep_scatter(lockstep_group* group, const void*
 /* Input and output: a block for each rank. */
 LOCKSTEP_API lockstep_status lockstep_all_to_all(lockstep_group* group, const void* input, void* output, int64_t count,
                                                  lockstep_dtype dtype, lockstep_request** request);
-/* The same with blocks of different lengths: send_counts[r] elements go to rank r, receive_counts[r] come from it. The
+/* As above, with blocks of different lengths: send_counts[r] elements go to rank r, receive_counts[r] come from it. The
  * counts are copied. */
 LOCKSTEP_API lockstep_status lockstep_all_to_all_v(lockstep_group* group, const void* input, const int64_t* send_counts,
                                                    void* output, const int64_t* receive_counts, lockstep_dtype dtype,
                                                    lockstep_request** request);
 
-/* Messages between two ranks: those with one sender, receiver and tag arrive in order, and must have the count and
- * dtype that the receiver expects. A small send is done before it is received. */
+/* Messages between two ranks. Messages with the same sender, receiver and tag arrive in order, and must have the count
+ * and dtype that the receiver expects. A small send completes before it is received. */
 #define LOCKSTEP_ANY_RANK (-1)
 LOCKSTEP_API lockstep_status lockstep_send(lockstep_group* group, const void* data, int64_t count, lockstep_dtype dtype,
                                            int to, int tag, lockstep_request** request);
-/* `from` may be LOCKSTEP_ANY_RANK. `source`, unless null, gets the sender, with a request in lockstep_wait(). */
+/* `from` may be LOCKSTEP_ANY_RANK. `source`, unless null, gets the sender; with a request, in lockstep_wait(). */
 LOCKSTEP_API lockstep_status lockstep_recv(lockstep_group* group, void* data, int64_t count, lockstep_dtype dtype,
                                            int from, int tag, int* source, lockstep_request** request);
 
-/* Sets *done to 1 if the request is done, or has failed, else to 0. Does what can be done meanwhile; never waits. */
+/* Sets *done to 1 if the request is done or has failed, else to 0. Makes progress, but never waits. */
 LOCKSTEP_API lockstep_status lockstep_test(lockstep_request* request, int* done);
 /* Returns when the request is done, frees it whatever the status, and sets it to null. If it takes longer than
- * `seconds` (negative: the group's limit), the group ends on every rank. Every request is waited for once. */
+ * `seconds` (negative: the group's limit), the group ends on every rank. Wait once for every request. */
 LOCKSTEP_API lockstep_status lockstep_wait(lockstep_request** request, double seconds);
 
 /* One step of an optimizer, divided between the ranks: each takes the mean of its slice of all ranks' gradients in
- * place, steps that slice, and writes it for all ranks. Every rank calls it, with the same numbers; it returns when all
- * parameters have been stepped. The bits equal those of ZeroRedundancyOptimizer in C++, on every processor.
+ * place, steps that slice, and writes it for all ranks. Every rank must call it, with the same numbers. It returns when
+ * all parameters have been stepped. On every processor the bits equal those of ZeroRedundancyOptimizer in C++.
  *
- * Arrays are `count` floats, anywhere within an allocation of this group; parameters with options of their own are
- * stepped by a call of their own.
+ * Arrays are `count` floats, anywhere within an allocation of this group. Step parameters with their own options by a
+ * separate call.
  *   parameters  of lockstep_allocate_together(): once for all ranks; or of lockstep_allocate(): a copy on each rank,
  *               with the same values
  *   gradients   of lockstep_allocate(): this rank's. They are not changed.
@@ -200,9 +203,9 @@ LOCKSTEP_API lockstep_status lockstep_sharded_adam_typed(lockstep_group* group, 
                                                          void* exp_avg, void* exp_avg_sq, void* max_exp_avg_sq,
                                                          float* master, int64_t count, lockstep_dtype dtype);
 
-/* Whether the run is to stop: *stop gets the same answer on every rank that makes the same call. Every rank of `group`
- * calls it equally often, say once a step. The request comes from `lockstep run`, when it is asked to end, or from
- * lockstep_request_stop() on any rank, which a signal handler may call. */
+/* Sets *stop to whether the run should stop. The same call gives the same answer on every rank. Every rank of `group`
+ * must call it equally often, for example once a step. The request comes from `lockstep run`, when it is asked to end,
+ * or from lockstep_request_stop() on any rank, which a signal handler may call. */
 LOCKSTEP_API lockstep_status lockstep_stop_requested(lockstep_group* group, int* stop);
 LOCKSTEP_API void lockstep_request_stop(void);
 

@@ -24,21 +24,20 @@ struct CheckpointerOptions {
   int keep_last = 2;
   int keep_best = 1;
   bool higher_is_better = true;
-  /// Write on a thread, from a copy of the state: training stops only for the copy, which takes as much memory as the
+  /// Write on a thread, from a copy of the state. Training stops only for the copy, which takes as much memory as the
   /// state.
   bool asynchronous = true;
-  /// Save to the launcher's memory at this interval of steps, for ranks that the launcher restarts
-  /// (docs/elasticity.md).
+  /// Save to the launcher's memory every so many steps, for ranks that the launcher restarts (docs/elasticity.md).
   std::optional<int64_t> memory_every_n_steps{};
-  /// If no launcher holds such memory, or there is too little, warn and save only to disk. false: throw Error.
+  /// If no launcher has such memory, or it is too small, warn and save only to disk. False: throw Error.
   bool disk_if_no_memory = false;
-  /// For a run that does not resume: with its first step() or save() it removes the checkpoints that another run left
-  /// in the folder. false: that run's would be taken for the newest, so saves are refused until the steps are above
-  /// theirs.
+  /// For a run that does not resume: its first step() or save() removes the checkpoints that another run left in the
+  /// folder. False: they stay, and because they would pass for the newest, saves are refused until this run's steps are
+  /// above theirs.
   bool replace_old_run = false;
 };
 
-/// Saves a training at intervals, and resumes it from the newest checkpoint that is intact.
+/// Saves training state at intervals, and resumes from the newest intact checkpoint.
 ///
 ///     lockstep::Checkpointer checkpointer(run_dir, context.group(), {.every_minutes = 10});
 ///     checkpointer.add("model", model).add("optimizer", optimizer).add("loader", train).add("best", best);
@@ -51,35 +50,35 @@ struct CheckpointerOptions {
 ///       }
 ///     checkpointer.finish();
 ///
-/// Each checkpoint is a file that Python's torch.load reads, {"model": ..., "optimizer": ..., "step": ...}, beside a
-/// manifest with its hash (docs/checkpoints.md). Rank 0 writes what all ranks have in common, after comparing it, and
-/// what belongs to each rank: its random state, and parts added as kEachRank. On a different number of ranks only the
-/// common part is resumed, and a warning says so. The exception are parts that know what to do then, such as a
-/// communication hook.
+/// Each checkpoint is a file that Python's torch.load reads, {"model": ..., "optimizer": ..., "step": ...}, with a
+/// manifest that holds its hash (docs/checkpoints.md). Rank 0 writes the state that all ranks have in common, after
+/// comparing it, and the state of each rank: its random state and parts added as kEachRank. A different number of ranks
+/// resumes only the common state, with a warning, and parts that can convert theirs, such as a communication hook.
 ///
-/// All ranks make the same calls in the same order: all but `add` are collectives. All ranks must see the folder. Used
-/// by one thread; what was added must outlive it, and must not be changed by other threads during a call.
+/// All ranks must make the same calls in the same order: all but `add` are collectives. All ranks must see the folder.
+/// Used by one thread. Objects that were added must outlive it, and other threads must not change them during a call.
 ///
-/// A full or failing disk does not stop training: rank 0 warns by TORCH_WARN, and the earlier checkpoints stay.
-/// finish() throws if the last save failed.
+/// A full or failing disk does not stop training: rank 0 warns by TORCH_WARN, and earlier checkpoints remain. finish()
+/// throws if the last save failed.
 class Checkpointer {
  public:
   enum class Scope {
     kAllRanks,  ///< equal on all ranks, bit for bit: each save compares hashes, and throws Error on all if they differ
     kEachRank,  ///< each rank's own
-    kRankZero,  ///< rank 0's, whatever the others have; all ranks get it on resuming
+    kRankZero,  ///< rank 0's, whatever the others have; all ranks get it on resume
   };
   /// Functions that get and set a state.
   struct Part {
     std::function<c10::IValue()> save;
     std::function<void(const c10::IValue&)> load;
-    /// For kEachRank on a different number of ranks: gets the states of all ranks that saved, in their order. Null: it
-    /// is not resumed then.
+    /// For kEachRank on a different number of ranks: receives the states of all ranks that saved, in rank order. Null:
+    /// the part is not resumed then.
     std::function<void(const std::vector<c10::IValue>&)> load_from_ranks = nullptr;
   };
 
-  /// Rank 0 makes `folder`, which belongs to this run alone. Throws Error on all ranks if it cannot be made, or not be
-  /// written although saves by steps or minutes are wanted, or if options, or folders on a machine, differ by rank.
+  /// Rank 0 makes `folder`, which belongs to this run alone. Throws Error on all ranks if it cannot be made, if it
+  /// cannot be written while saves by steps or minutes are enabled, or if options, or folders on a machine, differ by
+  /// rank.
   Checkpointer(const std::string& folder, Group group, CheckpointerOptions options = {});
   /// Waits until the current write is done.
   ~Checkpointer();
@@ -88,50 +87,52 @@ class Checkpointer {
 
   /// TORCH_CHECK fails for a name that is taken or reserved ("step", "ranks").
   Checkpointer& add(const std::string& name, Part part, Scope scope = Scope::kAllRanks);
-  /// kEachRank if ranks hold different weights for a while, as between the averages of post-local SGD. kRankZero if
-  /// only buffers differ, such as running statistics of batch norm that each rank keeps for itself.
+  /// Use kEachRank if ranks hold different weights for a while, as between the averages of post-local SGD. Use
+  /// kRankZero if only buffers differ, such as running statistics of batch norm that each rank keeps for itself.
   Checkpointer& add(const std::string& name, torch::nn::Module& module, Scope scope = Scope::kAllRanks);
   Checkpointer& add(const std::string& name, torch::optim::Optimizer& optimizer, Scope scope = Scope::kAllRanks);
   /// The module of `model`, whose replicas are compared before each save (model.check_divergence()): a checkpoint holds
   /// rank 0's model, which must equal all others. If replicas may differ between steps, add the module itself with
-  /// another scope. Rank 0 warns if the same number of ranks continues with another model.accumulate(n) than the
-  /// checkpoint's run: steps then consist of other samples, unless the batches have changed too.
+  /// another scope. Rank 0 warns if the same number of ranks resumes with another model.accumulate(n) than the
+  /// checkpoint's: unless batches have changed too, steps then consist of other samples.
   template <HasReplicas T>
   Checkpointer& add(const std::string& name, T& model) {
     add_replicas(name, *model.operator->(), model.parameters_to_ignore(),
                  [&model] { return model.last_accumulation(); });
     return check_before_saves([&model] { model.check_divergence(); });
   }
-  /// A FullyShardedDataParallel. Saves are then written piece by piece before step() or save() returns, whatever
-  /// `asynchronous` says, since no rank has memory for the whole; they cannot go to the launcher's memory yet.
+  /// A FullyShardedDataParallel. step() and save() then write piece by piece before they return, whatever
+  /// `asynchronous` is, since no rank has memory for the whole. Such saves cannot go to the launcher's memory.
   Checkpointer& add(const std::string& name, detail::StateInSlices& model);
   template <detail::HasStateAlone T>
   Checkpointer& add(const std::string& name, T& thing,
                     Scope scope = HasStateOfRanks<T> ? Scope::kEachRank : Scope::kAllRanks);
-  /// A number or string of the program. resume() throws Error for a number that the variable cannot hold.
+  /// A number or string of the program. resume() throws Error for a number that does not fit the variable.
   template <typename T>
   requires(std::is_arithmetic_v<T> || std::same_as<T, std::string>) Checkpointer& add(const std::string& name, T& value,
                                                                                       Scope scope = Scope::kAllRanks);
 
-  /// Every rank calls `check` before each save. If it throws, which it must then do on all ranks, nothing is saved.
+  /// Every rank calls `check` before each save. If it throws, nothing is saved.
+  /// REQUIRES: it then throws on all ranks.
   Checkpointer& check_before_saves(std::function<void()> check);
 
   /// Loads the newest intact checkpoint, in memory or on disk; damaged ones are skipped with a warning. Returns false,
-  /// and changes nothing, if there is none. Throws Error on all ranks if it belongs to another program, listing
-  /// everything that does not fit, and if there are checkpoints but none is intact. What was loaded before an error
-  /// stays loaded.
+  /// and changes nothing, if there is none. Throws Error on all ranks if the checkpoint belongs to another program,
+  /// listing everything that does not fit, and if there are checkpoints but none is intact. Parts that were loaded
+  /// before an error stay loaded.
   bool resume();
   /// The step of the checkpoint that was resumed, or 0.
   int64_t resumed_step() const;
 
-  /// Call it after every step: saves to memory and to disk if that is due, and returns whether it did to disk. With
+  /// Call it after every step. Saves to memory and to disk where that is due; returns whether it saved to disk. With
   /// every_minutes it asks rank 0 about once a second, or ten times per interval if that is shorter. Throws Error for a
-  /// step below 0, and for one that is not above those that another run left in the folder.
+  /// step below 0, and for one that is not above the steps that another run left in the folder.
   bool step(int64_t step);
-  /// Saves now. `score` says how good it is, for keep_best; one that is not finite warns, and counts as none. Throws
-  /// Error on all ranks if the state cannot be obtained, or differs where it should be equal (it names the tensor and
-  /// the rank), if ranks have different steps, scores or parts, while the model has averaged weights, and if the step
-  /// is below this run's last save, or not above what another run left in the folder. Disk failures are warnings.
+  /// Saves now. `score` rates the checkpoint, for keep_best; a score that is not finite warns and counts as none.
+  /// Throws Error on all ranks if the state cannot be obtained; if it differs where it should be equal (naming the
+  /// tensor and the rank); if ranks have different steps, scores or parts; while the model has averaged weights; and if
+  /// the step is below this run's last save, or not above the steps that another run left in the folder. Disk failures
+  /// are warnings.
   void save(int64_t step, std::optional<double> score = {});
   /// Waits until everything is written. Throws Error on all ranks if the last save failed.
   void finish();

@@ -39,7 +39,7 @@ inline constexpr bool kIsVector = false;
 template <typename T>
 inline constexpr bool kIsVector<std::vector<T>> = true;
 
-/// Collects `part` of each example.
+/// Collects one part of each example.
 template <typename E, typename Part>
 auto each(std::vector<E>& examples, const Part& part) {
   std::vector<std::remove_cvref_t<decltype(part(examples.front()))>> parts;
@@ -52,9 +52,9 @@ auto each(std::vector<E>& examples, const Part& part) {
 /// Makes one batch of `examples` (at least one), as PyTorch's default_collate does.
 ///
 /// Tensors are stacked; numbers become a tensor (int64 for integers; float, double and bool keep their type); strings
-/// become a vector. In maps, tuples, pairs and vectors, each element is collated separately: maps with equal keys give
+/// become a vector. The elements of maps, tuples, pairs and vectors are collated separately: maps with equal keys give
 /// a map, tuples a tuple, vectors of equal length a vector. Throws c10::Error if the examples do not fit together, such
-/// as sequences of different lengths; write your own function that pads them.
+/// as sequences of different lengths: write your own function that pads them.
 template <typename E>
 auto default_collate(std::vector<E> examples) {
   if constexpr (std::same_as<E, at::Tensor>) {

@@ -23,7 +23,8 @@ struct GradientBucket {
   std::vector<at::Tensor> parts;  ///< the gradient of each parameter, with its shape: pieces of `gradients`
 };
 
-/// Replaces the all-reduce of gradients: DistributedDataParallel hands every full bucket to its hook. Your own:
+/// Replaces the all-reduce of gradients: DistributedDataParallel hands every full bucket to its hook. To write your
+/// own:
 ///
 ///     struct InHalf : lockstep::CommHook {
 ///       Finish reduce(const lockstep::GradientBucket& bucket, const lockstep::Group& group) override {
@@ -34,33 +35,32 @@ struct GradientBucket {
 ///     };
 ///     model.register_comm_hook(std::make_shared<InHalf>());
 ///
-/// Every rank must register an equal hook. Both functions run outside autograd, under the reducer's lock. What they
-/// throw on some rank, backward throws on all as an Error; so it does if reduce() returns no function, or `gradients`
-/// or one of `parts` ends up with another size or other memory.
+/// Every rank must register an equal hook. Both functions run outside autograd, under the reducer's lock. If one throws
+/// on some rank, backward throws an Error on all ranks. Backward also throws if reduce() returns no function, or if
+/// `gradients` or one of `parts` ends up with another size or other memory.
 class CommHook {
  public:
   using Finish = std::function<void()>;
 
   virtual ~CommHook() = default;
 
-  /// Called during backward, bucket by bucket: starts what can be started and returns at once. The Finish is called
-  /// when backward has computed everything, again in bucket order: it waits, and leaves the same result in `gradients`
-  /// on every rank. It may start more operations and wait for them; every rank then calls the group in the same order.
+  /// Called during backward, bucket by bucket. Starts operations and returns at once. The Finish is called when
+  /// backward has computed everything, again in bucket order: it waits, and leaves the same result in `gradients` on
+  /// every rank. It may start more operations and wait for them; every rank must then call the group in the same order.
   virtual Finish reduce(const GradientBucket& bucket, const Group& group) = 0;
 
-  /// The hook's options as lines, "random_seed 3": register_comm_hook() compares them, so that ranks whose hooks would
-  /// not fit together are an Error on all of them. What this leaves out is not compared.
+  /// The hook's options as lines, such as "random_seed 3". register_comm_hook() compares them, so that hooks that do
+  /// not match are an Error on all ranks. Options that are left out are not compared.
   virtual std::string describe() const { return {}; }
 
-  /// For virtual ranks (docs/exactness.md): the type in which a gradient of `type` travels, if all that this hook does
-  /// is to round every rank's gradient to that type before it is added. None: it cannot be used with virtual ranks.
+  /// For virtual ranks (docs/exactness.md): the type in which a gradient of `type` is sent, if all that this hook does
+  /// is round every rank's gradient to that type before it is added. None: the hook cannot be used with virtual ranks.
   virtual std::optional<at::ScalarType> travels_as(at::ScalarType) const { return std::nullopt; }
 
-  /// The state that the hook keeps from step to step, for checkpoints: Checkpointer::add saves and resumes it. Error
-  /// feedback belongs to one rank and one bucket, so every rank's state is saved, and it must be loaded with the same
-  /// buckets.
+  /// The state that the hook keeps from step to step, which Checkpointer::add saves and resumes. Error feedback belongs
+  /// to one rank and one bucket, so every rank's state is saved, and it must be loaded with the same buckets.
   virtual StateDict state_dict() const { return StateDict(); }
-  /// The reverse. Throws Error on names it does not know.
+  /// The reverse. Throws Error for unknown names.
   virtual void load_state_dict(const StateDict& state);
   /// As above, from the states of a different number of ranks, in rank order; every rank gets all of them. Tensors
   /// whose names start with "error" are averaged, so that the mean of the gradients still receives the missing part;
@@ -73,17 +73,17 @@ using CommHookPtr = std::shared_ptr<CommHook>;
 /// Sums as without a hook.
 [[nodiscard]] CommHookPtr all_reduce_hook();
 
-/// Gradients travel as float16 or bfloat16 (on CPUs, too), and `inner`, if given, works on these: wrappers compose.
-/// Without `inner`, they are divided by the world size first, so that sums do not overflow.
+/// Gradients are sent as float16 or bfloat16 (on CPUs, too). `inner`, if given, works on these: wrappers compose.
+/// Without `inner`, gradients are divided by the world size first, so that sums do not overflow.
 [[nodiscard]] CommHookPtr fp16_compress_hook(CommHookPtr inner = nullptr);
 [[nodiscard]] CommHookPtr bf16_compress_hook(CommHookPtr inner = nullptr);
 
-/// Names and meanings are those of PyTorch's PowerSGDState.
+/// Names and meanings are PyTorch's PowerSGDState's.
 struct PowerSgdOptions {
   int64_t matrix_approximation_rank = 1;
   int64_t start_iter = 1000;        ///< steps of plain all-reduce before; PyTorch's start_powerSGD_iter
   double min_compression_rate = 2;  ///< a matrix n x m is compressed if (n + m) * rank * this < n * m
-  bool use_error_feedback = true;   ///< what compression lost is added to the next step's gradient
+  bool use_error_feedback = true;   ///< the compression error is added to the next step's gradient
   bool warm_start = true;           ///< begin with the last step's approximation
   double orthogonalization_epsilon = 0;
   uint64_t random_seed = 0;
@@ -94,23 +94,23 @@ struct PowerSgdOptions {
 [[nodiscard]] CommHookPtr power_sgd_hook(const PowerSgdOptions& options = {});
 
 struct TopKOptions {
-  double density = 0.01;           ///< of a bucket's elements, the largest by magnitude travel; at least one does
+  double density = 0.01;           ///< share of a bucket's elements that is sent, largest first; at least one element
   int64_t start_iter = 0;          ///< steps of plain all-reduce before
-  bool use_error_feedback = true;  ///< what did not travel is added to the next step's gradient
+  bool use_error_feedback = true;  ///< the part that was not sent is added to the next step's gradient
 };
 /// Every rank sends its largest elements and their positions; elements that no rank sent become 0.
 [[nodiscard]] CommHookPtr top_k_hook(const TopKOptions& options = {});
 
-/// `inner` works on the part between machines alone: the ranks of a machine add their gradients exactly, in shared
-/// memory, `inner` sees these sums as if each machine were one rank, and its result goes to all ranks of the machine.
+/// `inner` works only on the part between machines. The ranks of a machine add their gradients exactly, in shared
+/// memory; `inner` sees these sums as if each machine were one rank; and its result goes to all ranks of the machine.
 /// On one machine this is all_reduce_hook(); with one rank on each machine it is `inner`.
 [[nodiscard]] CommHookPtr between_machines_hook(CommHookPtr inner);
 
 struct PostLocalSgdOptions {
   int64_t start_iter = 1000;        ///< steps of plain all-reduce before; PyTorch's start_localSGD_iter
-  std::optional<Group> subgroup{};  ///< ranks that keep averaging gradients among themselves; unset: none do
+  std::optional<Group> subgroup{};  ///< ranks that keep averaging gradients among themselves; unset: none
 };
-/// After `start_iter` steps gradients stay with each rank (or its subgroup): a PeriodicModelAverager averages
+/// After `start_iter` steps gradients stay on each rank (or within its subgroup), and a PeriodicModelAverager averages
 /// parameters instead.
 [[nodiscard]] CommHookPtr post_local_sgd_hook(PostLocalSgdOptions options = {});
 
@@ -119,7 +119,7 @@ class PeriodicModelAverager {
  public:
   /// `period` >= 1, `warmup_steps` >= 0: the hook's start_iter.
   PeriodicModelAverager(Group group, int64_t period, int64_t warmup_steps = 0);
-  /// To be called after each optimizer.step(), by every rank. True if parameters were averaged.
+  /// Call it after each optimizer.step(), on every rank. Returns true if parameters were averaged.
   bool average_parameters(const std::vector<at::Tensor>& parameters);
   /// Steps so far.
   int64_t step() const { return step_; }

@@ -13,13 +13,13 @@ namespace lockstep {
 ///     for (int epoch : train.epochs(10))
 ///       for (auto& [data, target] : train) ...
 ///
-/// loader.h documents what loaders guarantee. If examples have more than data and target, or need padding, use
+/// loader.h documents the guarantees of loaders. If examples have more than data and target, or need padding, use
 /// ExampleLoader (example_loader.h).
 class DataLoader : public LoaderBase {
  public:
   using Iterator = BatchIterator<Batch>;
 
-  /// Moves `dataset` into the one object that all workers read. `shard` is usually the Context. Throws c10::Error for
+  /// Moves `dataset` into the one object that all workers share. `shard` is usually the Context. Throws c10::Error for
   /// invalid options.
   template <std::derived_from<Dataset> D>
   DataLoader(D dataset, const Shard& shard, DataLoaderOptions options = {})
@@ -29,8 +29,8 @@ class DataLoader : public LoaderBase {
 
   /// Starts a pass over this rank's share.
   ///
-  /// An exception of the dataset for a batch is rethrown here, or when the iterator advances to that batch. The loader
-  /// stays usable.
+  /// An exception that the dataset throws for a batch is rethrown here, or when the iterator advances to that batch.
+  /// The loader stays usable.
   Iterator begin() { return Iterator(begin_pass()); }
   std::default_sentinel_t end() const { return {}; }
 

@@ -22,14 +22,14 @@ struct Batch {
   }
 };
 
-/// The inputs of random transforms besides the sample itself, and their report.
+/// The inputs of random transforms besides the sample itself, and the transforms' report.
 struct Draw {
   /// The loader's seed; the same on every rank.
   uint64_t seed = 0;
   int epoch = 0;
-  /// Transforms that the samples have gone through in this call: datasets that wrap one another draw differently.
+  /// Transforms that the samples have gone through in this call. It makes nested datasets draw differently.
   int transforms = 0;
-  /// Seconds of this call spent in transforms; a dataset that transforms adds its own.
+  /// Seconds of this call spent in transforms. A dataset that transforms adds its own.
   double transform_seconds = 0;
 };
 
@@ -44,13 +44,13 @@ class Dataset {
   /// Number of samples.
   virtual int64_t size() const = 0;
 
-  /// The samples at `indices` (each in 0 .. size() - 1, in any order, repetitions allowed), stacked in that order into
-  /// tensors that the caller owns. A DataLoader rethrows exceptions in the loop, at the batch concerned.
+  /// The samples at `indices` (each in 0 .. size() - 1, in any order, repetitions allowed), stacked in that order. The
+  /// caller owns the tensors. A DataLoader rethrows an exception in the loop, at its batch.
   ///
   /// On a loader's worker, ATen's operators use one thread, which leaves the cores to training.
   virtual Batch get(at::ArrayRef<int64_t> indices) const = 0;
 
-  /// The samples as they are in one epoch: what a DataLoader calls. Datasets whose samples change from epoch to epoch
+  /// The samples as they are in one epoch; a DataLoader calls this. Datasets whose samples change from epoch to epoch
   /// override it. The result may depend on the arguments only, so that it is the same on any number of ranks and
   /// workers, and after a resume. Must be as thread-safe as `get`.
   virtual Batch draw(at::ArrayRef<int64_t> indices, Draw& draw) const {

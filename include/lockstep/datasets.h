@@ -29,17 +29,17 @@ class MNIST : public Dataset {
   /// Reads `train-images-idx3-ubyte` and `train-labels-idx1-ubyte`, or `t10k-...`, from `folder`; or, if only that
   /// exists, the same name with `.gz`. Any number of images is accepted.
   ///
-  /// Throws Error naming the file, with expected and found, if a folder or file is missing or unreadable, is not what
-  /// its name says, is shorter or longer than its header announces, or holds a label above 9.
+  /// Throws Error naming the file, with expected and found values, if a folder or file is missing or unreadable, has
+  /// another format, is shorter or longer than its header says, or holds a label above 9.
   MNIST(const std::filesystem::path& folder, Split split, MNISTOptions options = {});
 
   int64_t size() const override;
   /// Throws c10::Error for an index out of range.
   Batch get(at::ArrayRef<int64_t> indices) const override;
 
-  /// All images as they are in the file: uint8 [size, 1, 28, 28]. Not a copy; do not write to it.
+  /// All images as stored in the file: uint8 [size, 1, 28, 28]. Not a copy; do not write to it.
   const at::Tensor& images() const { return images_; }
-  /// All labels: int64 [size]. Not a copy; not to be written to.
+  /// All labels: int64 [size]. Not a copy; do not write to it.
   const at::Tensor& targets() const { return targets_; }
 
  protected:
@@ -65,17 +65,17 @@ struct CIFAROptions {
   bool as_bytes = false;
 };
 
-/// The common part of CIFAR-10 and CIFAR-100: 32 x 32 colour images. Batches are `data` [n, 3, 32, 32], red, green and
-/// blue, and `target` int64 [n]. Copies of the dataset share the images, which are stored once, as bytes.
+/// The common part of CIFAR-10 and CIFAR-100: 32 x 32 colour images. Batches are `data` [n, 3, 32, 32] (red, green,
+/// blue) and `target` int64 [n]. Copies of the dataset share the images, which are stored once, as bytes.
 class CIFAR : public Dataset {
  public:
   int64_t size() const override;
   /// Throws c10::Error for an index out of range.
   Batch get(at::ArrayRef<int64_t> indices) const override;
 
-  /// All images as they are in the file: uint8 [size, 3, 32, 32]. Not a copy; not to be written to.
+  /// All images as stored in the file: uint8 [size, 3, 32, 32]. Not a copy; do not write to it.
   const at::Tensor& images() const { return images_; }
-  /// All labels: int64 [size]. Not a copy; not to be written to.
+  /// All labels: int64 [size]. Not a copy; do not write to it.
   const at::Tensor& targets() const { return targets_; }
 
  protected:
@@ -89,17 +89,18 @@ class CIFAR : public Dataset {
   std::shared_ptr<const PixelValues> values_;
 };
 
-/// Ten kinds of animals and vehicles.
+/// Ten classes of animals and vehicles.
 class CIFAR10 : public CIFAR {
  public:
   static constexpr std::array<float, 3> kMean{0.4914f, 0.4822f, 0.4465f};
   static constexpr std::array<float, 3> kStandardDeviation{0.2470f, 0.2435f, 0.2616f};
 
-  /// `path` leads to the binary version: cifar-10-binary.tar.gz, which is read in place and never extracted, the folder
-  /// cifar-10-batches-bin, or a folder that holds either of them. Files may hold fewer than their 10,000 images.
+  /// `path` is the binary version: cifar-10-binary.tar.gz, which is read in place and never extracted, the folder
+  /// cifar-10-batches-bin, or a folder that holds either. Files may hold fewer than their 10,000 images.
   ///
-  /// Throws Error naming the file, with expected and found, if a file is missing, truncated, corrupt or too long, or
-  /// holds a label that is no class. Memory is bounded whatever the archive says, and no path in it is ever opened.
+  /// Throws Error naming the file, with expected and found values, if a file is missing, truncated, corrupt or too
+  /// long, or holds a label that is not a class. Memory is bounded whatever the archive holds, and no path in it is
+  /// ever opened.
   CIFAR10(const std::filesystem::path& path, Split split, CIFAROptions options = {});
 };
 
@@ -109,7 +110,7 @@ struct CIFAR100Options {
   bool coarse = false;
 };
 
-/// A hundred kinds of things; like CIFAR10, with cifar-100-binary.tar.gz or the folder cifar-100-binary.
+/// A hundred classes. Like CIFAR10, with cifar-100-binary.tar.gz or the folder cifar-100-binary.
 class CIFAR100 : public CIFAR {
  public:
   static constexpr std::array<float, 3> kMean{0.5071f, 0.4865f, 0.4409f};

@@ -13,27 +13,26 @@ namespace lockstep {
 /// Trains one model on all ranks of a group: after every backward, each parameter's .grad is the mean of the ranks'
 /// gradients. The mean is computed while backward runs.
 ///
-/// It attaches to the parameters of `module` without wrapping it. The module's names, state and methods stay as they
-/// were, an optimizer may be made before or after, and the module remains usable when this object is destroyed.
-/// `Module` is a ModuleHolder (TORCH_MODULE), a std::shared_ptr to an nn::Module, a torch::jit::Module, or
-/// NamedTensors: a bare list of parameters.
+/// It attaches to the parameters of `module` without wrapping it. The module's names, state and methods are unchanged,
+/// an optimizer may be made before or after, and the module remains usable after this object is destroyed. `Module` is
+/// a ModuleHolder (TORCH_MODULE), a std::shared_ptr to an nn::Module, a torch::jit::Module, or NamedTensors: a bare
+/// list of parameters.
 ///
-/// Construction, on every rank, compares all ranks' parameters (names, order, shapes, dtypes, requires_grad) and
-/// options (the first difference is an Error on all ranks) and sets parameters and buffers to rank 0's. Afterwards
-/// every rank must run the same number of backward passes. Forward may be called any number of times before a backward,
-/// by any method; layers may share parameters and be recomputed in backward. Ranks may reach different parameters in a
-/// pass. A parameter that no rank reached keeps its .grad; for the others, ranks that did not reach them count as zero
-/// in the mean.
+/// Every rank must construct it. Construction compares all ranks' parameters (names, order, shapes, dtypes,
+/// requires_grad) and options; the first difference is an Error on all ranks. It then sets parameters and buffers to
+/// rank 0's. Afterwards every rank must run the same number of backward passes. Forward may be called any number of
+/// times before a backward, by any method; layers may share parameters and be recomputed in backward. Ranks may reach
+/// different parameters in a pass. A parameter that no rank reached keeps its .grad. For every other parameter, ranks
+/// that did not reach it count as zero in the mean.
 ///
 /// After backward, .grad shares this object's memory. Setting it to none (zero_grad's default) and zeroing it in place
-/// both work. A tensor that was .grad in an earlier step keeps its values, as in PyTorch; but a view of it (detach(),
+/// both work. A tensor that was .grad in an earlier step keeps its values, as in PyTorch, but a view of it (detach(),
 /// flatten()) shows the next step's values: clone() it instead. Backward throws Error on all ranks for gradients that
-/// cannot be averaged (those of create_graph, sparse ones) and for a module that was edited without refresh(). It also
-/// throws Error if a peer is gone. autograd::grad with respect to a parameter bypasses .grad, so it throws outside
-/// no_sync().
+/// cannot be averaged (of create_graph, or sparse) and for a module that was edited without refresh(), and throws Error
+/// if a peer is gone. autograd::grad with respect to a parameter bypasses .grad, so it throws outside no_sync().
 ///
-/// As long as such an object exists, the process keeps the memory of freed tensors, unless the user has chosen an
-/// allocator, has set malloc's variables (docs/step.md), or sets keep_freed_memory to false.
+/// While such an object exists, the process keeps the memory of freed tensors, unless the user has chosen an allocator,
+/// has set malloc's variables (docs/step.md), or sets keep_freed_memory to false.
 template <typename Module>
 class DistributedDataParallel : public Replica {
  public:
@@ -44,7 +43,7 @@ class DistributedDataParallel : public Replica {
     if constexpr (std::is_same_v<Module, NamedTensors>) keeps_list(module_);
   }
 
-  /// The module's forward.
+  /// Calls the module's forward.
   template <typename... Arguments>
   auto operator()(Arguments&&... arguments) {
     before_forward();
@@ -71,7 +70,7 @@ class DistributedDataParallel : public Replica {
   Module module_;
 };
 
-/// Explains in one sentence how such a module is made. Everything else here prevents further compiler errors.
+/// Explains in one sentence how to make such a module. The rest of it prevents further compiler errors.
 template <detail::ModuleOnStack Module>
 class DistributedDataParallel<Module> : public Replica {
   static_assert(!detail::ModuleOnStack<Module>, LOCKSTEP_MODULE_ON_STACK);

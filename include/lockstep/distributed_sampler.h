@@ -9,18 +9,19 @@
 namespace lockstep {
 
 struct DistributedSamplerOptions {
-  /// A new order in each epoch, the same on every rank. False: 0, 1, 2, ...
+  /// Use a new order in each epoch, the same on every rank. False: 0, 1, 2, ...
   bool shuffle = true;
   /// Must be the same on every rank. Unset: the shard's.
   std::optional<uint64_t> seed{};
-  /// Leave out samples at the end of the order that do not divide evenly among the ranks, instead of repeating some.
+  /// Leave out the samples at the end of the order that do not divide evenly among the ranks, instead of repeating
+  /// some.
   bool drop_last = false;
   /// Neither repeat nor leave out samples: each is on exactly one rank, and the first ranks may have one more than the
   /// others. For evaluation. Excludes `drop_last`.
   bool exactly_once = false;
 };
 
-/// Which samples this rank takes in an epoch, as torch.utils.data.DistributedSampler does it.
+/// Selects the samples that this rank takes in an epoch, like torch.utils.data.DistributedSampler.
 ///
 /// One order of all samples, the same on every rank, is dealt out like cards: rank r takes positions r, r + world_size,
 /// r + 2 world_size, ... So the first k batches of all ranks together are the first k batches of a single process that
@@ -40,14 +41,14 @@ class DistributedSampler {
   int64_t epoch() const { return epoch_; }
 
   /// Skips the first `places` of the order (over all ranks), which were taken before. The epoch continues, perhaps on a
-  /// different number of ranks, and no sample is lost or taken twice. Must be called with the same number on every
+  /// different number of ranks, without losing or repeating a sample. Must be called with the same number on every
   /// rank.
   void set_start(int64_t places);
 
-  /// Number of indices that this rank gets in a whole epoch.
+  /// The number of indices that this rank gets in a whole epoch.
   int64_t size() const { return size_; }
 
-  /// This rank's indices in the chosen epoch, in order, from where it starts.
+  /// This rank's indices in the chosen epoch, in order, from the start position.
   std::vector<int64_t> indices() const;
 
  private:

@@ -14,12 +14,12 @@
 
 namespace lockstep::detail {
 
-/// Optimizers that treat each element by itself. LBFGS looks at all of them together.
+/// Optimizers that update each element independently. LBFGS does not.
 template <typename Optimizer>
 concept Elementwise =
     std::derived_from<Optimizer, torch::optim::Optimizer> && !std::derived_from<Optimizer, torch::optim::LBFGS>;
 
-/// The kernels that step it. A class derived from one of these may do anything, so it keeps its own step().
+/// The kernels that step an optimizer. A class derived from one of these may do anything, so it keeps its own step().
 enum class FormulaKind { kNone, kSgd, kAdam, kAdamW };
 template <typename Optimizer>
 constexpr FormulaKind formula_kind() {
@@ -29,7 +29,6 @@ constexpr FormulaKind formula_kind() {
   return FormulaKind::kNone;
 }
 
-/// The optimizer that has these options.
 template <typename Options>
 struct OptimizerOf;
 template <>
@@ -43,7 +42,7 @@ struct OptimizerOf<torch::optim::RMSpropOptions> : std::type_identity<torch::opt
 template <>
 struct OptimizerOf<torch::optim::AdagradOptions> : std::type_identity<torch::optim::Adagrad> {};
 
-/// Whether the kind of its state is known. A class derived from one of these may have any state.
+/// Whether the layout of the optimizer's state is known. A class derived from one of these may have any state.
 template <typename Optimizer>
 constexpr bool state_is_known() {
   return formula_kind<Optimizer>() != FormulaKind::kNone || std::is_same_v<Optimizer, torch::optim::RMSprop> ||

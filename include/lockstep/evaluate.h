@@ -16,7 +16,7 @@ class Module;
 
 namespace lockstep {
 
-/// While it lives, the module is in evaluation mode. Afterwards each submodule is in its earlier mode again.
+/// While it lives, the module is in evaluation mode. Then each submodule returns to its earlier mode.
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& module);
@@ -30,11 +30,11 @@ class EvaluationMode {
 };
 
 namespace detail {
-/// Misuse is a c10::Error on every rank; throws Error on all ranks if their loaders differ.
+/// Throws c10::Error on every rank for misuse, and Error on all ranks if their loaders differ.
 void check_evaluation(const LoaderBase& loader, const Group& group);
 }  // namespace detail
 
-/// Calls `step(batch)` for every batch of `loader`, without autograd, and reduces `metrics`: the results are exact over
+/// Calls `step(batch)` for every batch of `loader`, without autograd, and reduces `metrics`. The results are exact over
 /// all ranks, however uneven their shares.
 ///
 ///     lockstep::DataLoader test(..., context, {.batch_size = 500, .exactly_once = true});
@@ -42,10 +42,11 @@ void check_evaluation(const LoaderBase& loader, const Group& group);
 ///       accuracy.update(net(batch.data), batch.target);
 ///     });
 ///
-/// Every rank calls it; its collectives come before the loop, where loaders are compared, and after it. `loader` must
-/// be made with `exactly_once` and with the ranks of `group`. If `step` or the loader throws on one rank, that rank
-/// rethrows the exception, and all others throw an Error that names the rank. `step` must not call collectives, because
-/// ranks may have different numbers of batches. `loader` is a DataLoader or an ExampleLoader.
+/// Every rank must call it. Its collectives run before the loop, where loaders are compared, and after it. `loader` is
+/// a DataLoader or an ExampleLoader. If `step` or the loader throws on one rank, that rank rethrows the exception, and
+/// all others throw an Error that names the rank.
+/// REQUIRES: `loader` was made with `exactly_once` and with the ranks of `group`. `step` calls no collectives, because
+/// ranks may have different numbers of batches.
 template <std::derived_from<LoaderBase> Loader, std::invocable<typename Loader::Iterator::value_type&> Step>
 void evaluate(Loader& loader, const Group& group, Metrics& metrics, Step&& step) {
   detail::check_evaluation(loader, group);
@@ -62,7 +63,7 @@ void evaluate(Loader& loader, const Group& group, Metrics& metrics, Step&& step)
   std::rethrow_exception(failure);
 }
 
-/// evaluate() with `module` in evaluation mode meanwhile.
+/// evaluate() while `module` is in evaluation mode.
 template <std::derived_from<LoaderBase> Loader, std::invocable<typename Loader::Iterator::value_type&> Step>
 void evaluate(torch::nn::Module& module, Loader& loader, const Group& group, Metrics& metrics, Step&& step) {
   const EvaluationMode mode(module);

@@ -13,9 +13,9 @@
 namespace lockstep {
 
 /// Single examples of any type: `size()` and `get(index)`, or `get(index, seed)` if examples are drawn anew in every
-/// epoch. The seed is the example's own and depends only on the loader's seed, the epoch and the index.
-/// transforms::Random draws from it, and so do this library's transforms. Both functions must be callable from several
-/// threads at once, and must always return the same result.
+/// epoch. Each example has its own seed, which depends only on the loader's seed, the epoch and the index.
+/// transforms::Random and this library's transforms draw from it. Both functions must be callable from several threads
+/// at once, and must always return the same result.
 template <typename D>
 concept ExampleDataset = requires(const D& dataset, int64_t index) {
   { dataset.size() } -> std::convertible_to<int64_t>;
@@ -26,7 +26,7 @@ concept ExampleDataset = requires(const D& dataset, int64_t index) {
 
 namespace detail {
 uint64_t example_seed(const Draw& draw, int64_t index);
-/// Throws c10::Error, naming the example, if this tensor of it is undefined.
+/// Throws c10::Error, naming the example, if `tensor` is undefined.
 void check_example(const at::Tensor& tensor, int64_t index);
 
 template <ExampleDataset D>
@@ -43,11 +43,11 @@ auto example(const D& dataset, int64_t index, const Draw& draw) {
 template <ExampleDataset D>
 using ExampleOf = decltype(detail::example(std::declval<const D&>(), int64_t{}, Draw()));
 
-/// The type of a batch of them, made by default_collate().
+/// The type of a batch that default_collate() makes of them.
 template <ExampleDataset D>
 using CollatedOf = decltype(default_collate(std::declval<std::vector<ExampleOf<D>>>()));
 
-/// Batches of any type, which a function makes from single examples, like collate_fn of PyTorch's DataLoader.
+/// Batches of any type, made from single examples by a function, like collate_fn of PyTorch's DataLoader.
 ///
 ///     using Example = std::map<std::string, at::Tensor>;
 ///     struct Sentences {
@@ -62,10 +62,9 @@ using CollatedOf = decltype(default_collate(std::declval<std::vector<ExampleOf<D
 ///     lockstep::ExampleLoader train(Sentences(file), context, {.batch_size = 32},
 ///                                   [](std::vector<Example> examples) { return padded(examples); });
 ///
-/// Several workers call it at once. `B` is the batch's type, which the compiler deduces. Everything that loader.h
-/// promises holds: shares, prefetching, resuming. DataLoaderOptions::pin_memory and device find the tensors in maps,
-/// tuples, pairs and vectors; a struct must list its own with `void for_each_tensor(const
-/// std::function<void(at::Tensor&)>& visit)`.
+/// Several workers call it at once. The compiler deduces `B`, the batch's type. All guarantees of loader.h hold:
+/// shares, prefetching, resuming. DataLoaderOptions::pin_memory and device find the tensors in maps, tuples, pairs and
+/// vectors; a struct must list its own with `void for_each_tensor(const std::function<void(at::Tensor&)>& visit)`.
 template <typename B>
 class ExampleLoader : public LoaderBase {
  public:
@@ -86,8 +85,8 @@ class ExampleLoader : public LoaderBase {
               detail::for_each_tensor(example, [index](at::Tensor& tensor) { detail::check_example(tensor, index); });
             }) {}
 
-  /// Starts a pass over this rank's share. What the dataset or the function throws for a batch is rethrown here, or
-  /// when the iterator advances to that batch. The loader stays usable.
+  /// Starts a pass over this rank's share. An exception that the dataset or the function throws for a batch is rethrown
+  /// here, or when the iterator advances to that batch. The loader stays usable.
   Iterator begin() { return Iterator(begin_pass()); }
   std::default_sentinel_t end() const { return {}; }
 

@@ -21,7 +21,7 @@ class ScaledPasses;
 class UsedGradients;
 struct KnownGradients;
 
-/// PyTorch's options, with its defaults.
+/// PyTorch's options, with PyTorch's defaults.
 struct GradScalerOptions {
   double init_scale = 65536;
   double growth_factor = 2;
@@ -30,9 +30,9 @@ struct GradScalerOptions {
   bool enabled = true;  ///< false: every method behaves as if there were no scaler
 };
 
-/// Keeps gradients in the range of half: the loss is multiplied by a scale, and the gradients are divided by it before
-/// the optimizer's step. A step with infinity or NaN in a gradient is skipped, and the scale is lowered. bfloat16 has
-/// the range of float and needs no scaler.
+/// Keeps gradients in the range of half: multiplies the loss by a scale, and divides the gradients by it before the
+/// optimizer's step. A step with infinity or NaN in a gradient is skipped, and the scale is lowered. bfloat16 has the
+/// range of float and needs no scaler.
 ///
 ///     lockstep::GradScaler scaler(context.group());
 ///     ...
@@ -44,70 +44,72 @@ struct GradScalerOptions {
 ///     checkpointer.add("scaler", scaler);
 ///
 /// All ranks skip the same steps and have the same scale, whichever rank found infinity and whether or not its
-/// gradients were averaged (no_sync, post-local SGD, parameters_to_ignore). For this, unscale(), or a step() without
-/// it, is a collective of 48 bytes, which every rank must call, also from the `shadow` of join(). There a rank that ran
-/// a backward, one of several passes too, without scale() is an Error on all ranks: the sum would have parts of two
-/// scales. So is unscale() on some ranks only. Gradients that are scaled by hand, with get_scale(), count as not
-/// scaled: let every loss go through scale(). A part that is added to a scaled loss without scale() is an Error where
-/// LibTorch's own operations add it; so are LibTorch's functions of a scaled loss that are not linear, such as pow()
-/// and clamp(), abs(), relu() and max() of one with a constant, and losses of two scalers in one backward.
+/// gradients were averaged (no_sync, post-local SGD, parameters_to_ignore). For this, unscale(), or step() without it,
+/// is a collective of 48 bytes that every rank must call, also from the `shadow` of join(). These calls are an Error on
+/// all ranks if a rank ran a backward, even one of several passes, without scale(), because the sum would mix two
+/// scales, or if only some ranks call unscale(). Gradients scaled by hand, with get_scale(), count as not scaled: pass
+/// every loss through scale(). Adding an unscaled part to a scaled loss is an Error where LibTorch's own operations add
+/// it. So are LibTorch's nonlinear functions of a scaled loss, such as pow() and clamp(), abs(), relu() and max() with
+/// a constant, and losses of two scalers in one backward.
 ///
-/// Where a DistributedDataParallel reduces the gradients, it is an Error on all ranks that some rank cleared gradients
-/// between backward() and unscale(), or all ranks all of them, or changed their values, as clipping does, or changed
-/// parameters, as the optimizer's own step does: the next backward, step() or update() throws, and the destructor warns
-/// if none comes. Clamp weights after step(). Ranks that step two optimizers in different orders are told as well.
+/// Where a DistributedDataParallel reduces the gradients, these changes between backward() and unscale() are an Error
+/// on all ranks: some rank cleared gradients, or all ranks cleared all of them; a rank changed their values, as
+/// clipping does; or a rank changed parameters, as the optimizer's own step does. The next backward, step() or update()
+/// throws, and the destructor warns if none follows. Clamp weights after step(). Stepping two optimizers in different
+/// orders on different ranks is an Error, too.
 ///
-/// An optimizer that is stepped by itself once the gradients are divided is an Error of the next update() or step() if
-/// they hold infinity, which is in the parameters then, or if step() had used them: that is known of LibTorch's SGD on
-/// a CPU, and of the state of its other optimizers, as long as the step comes before the next backward. So are, on the
-/// rank that does it, gradients that were all cleared between unscale() and step(), and, without such a replica,
-/// gradients that were never cleared after a step, or that became infinite after unscale() on a rank that decides
-/// alone.
+/// If the optimizer's own step() is called after the gradients are divided, the next update() or step() throws Error if
+/// the gradients hold infinity, which is then in the parameters, or if step() had already used them. This is detected
+/// for LibTorch's SGD on a CPU, and by the state of its other optimizers, if that step comes before the next backward.
+/// On the rank concerned, it is also an Error if all gradients were cleared between unscale() and step() or, without
+/// such a replica, if gradients were never cleared after a step or, on a rank that decides alone, became infinite after
+/// unscale().
 ///
-/// Cannot be combined with NonFinitePolicy::kSkip, which removes the gradients before the scaler sees them: an Error of
-/// the first step.
+/// Cannot be combined with NonFinitePolicy::kSkip, which removes the gradients before the scaler sees them: the first
+/// step throws Error.
 class GradScaler {
  public:
   /// For gradients that concern only this process, or that a DistributedDataParallel or FullyShardedDataParallel
-  /// reduces: then its ranks decide together, as with their group, except within no_sync() and join(). Where the
-  /// program averages gradients itself, by all_reduce() say, nothing tells the scaler, and ranks that decide alone skip
-  /// different steps: give it their group.
+  /// reduces: its ranks then decide together, as with their group, except within no_sync() and join(). If the program
+  /// averages gradients itself, by all_reduce() say, the scaler cannot know it, and ranks that decide alone skip
+  /// different steps: pass the group.
   explicit GradScaler(GradScalerOptions options = {});
-  /// Ranks of `group` decide together.
+  /// The ranks of `group` decide together.
   explicit GradScaler(const Group& group, GradScalerOptions options = {});
-  /// Two of them would change their scales apart, so that one divides what the other has multiplied: pass it by
-  /// reference.
+  /// Not copyable: two copies would change their scales independently, so that one divides what the other has
+  /// multiplied. Pass it by reference.
   GradScaler(const GradScaler&) = delete;
   GradScaler& operator=(const GradScaler&) = delete;
-  /// `other` may only be destroyed or assigned to then; its other methods fail by TORCH_CHECK.
+  /// Afterwards `other` may only be destroyed or assigned to; its other methods fail by TORCH_CHECK.
   GradScaler(GradScaler&& other) noexcept;
   GradScaler& operator=(GradScaler&& other) noexcept;
-  /// Warns if an optimizer was stepped by itself, as above, and no call since could tell.
+  /// Warns if an optimizer was stepped directly, as described above, and no later call could report it.
   ~GradScaler();
 
-  /// outputs * scale, for backward(). If `outputs` was computed from what a scaler has scaled, or the scale is another
-  /// when its backward runs, the next unscale() or step() throws on all ranks, as for whatever happens to the result.
+  /// Returns outputs * scale, for backward(). If `outputs` was computed from a scaler's result, or the scale has
+  /// changed when its backward runs, the next unscale() or step() throws on all ranks, as it does for other misuse of
+  /// the result.
   at::Tensor scale(const at::Tensor& outputs) const;
 
-  /// Divides the gradients of the optimizer's parameters by the scale, in place, and finds out whether any rank's
-  /// contain infinity or NaN. Every rank must call it. Throws Error on all ranks within accumulate() before the pass
-  /// that reduces, and before the last virtual rank's backward. TORCH_CHECK fails if it has already been called since
+  /// Divides the gradients of the optimizer's parameters by the scale, in place, and checks whether any rank's contain
+  /// infinity or NaN. Every rank must call it. Throws Error on all ranks within accumulate() before the pass that
+  /// reduces, and before the last virtual rank's backward. TORCH_CHECK fails if it has already been called since
   /// update(), on all ranks if none of them has a gradient (unless all called skip_step()), and for gradients in half
   /// precision: keep parameters in float.
   void unscale(torch::optim::Optimizer& optimizer);
 
-  /// Calls optimizer.step() unless some rank's gradients contain infinity or NaN; returns whether that stepped, which
-  /// it does not where all ranks called skip_step(). Unscales if unscale() has not been called since update(). Every
-  /// rank must call it, with each optimizer at most once before update(). Throws Error if a scaled backward has reached
-  /// the parameters since unscale().
+  /// Calls optimizer.step() unless some rank's gradients contain infinity or NaN, or all ranks called skip_step().
+  /// Returns whether it stepped. Unscales if unscale() has not been called since update(). Every rank must call it,
+  /// with each optimizer at most once before update(). Throws Error if a scaled backward has reached the parameters
+  /// since unscale().
   bool step(torch::optim::Optimizer& optimizer);
 
-  /// After the steps of all optimizers: lowers the scale by backoff_factor if one of them was skipped, and raises it by
-  /// growth_factor after growth_interval updates in a row without a skipped step; steps that all ranks left out by
-  /// skip_step() count for neither. `new_scale`, if given, is used instead, also before any step, but not while
-  /// gradients have the old one: an Error. Throws Error without a step since the last update(): on all ranks if that is
-  /// so on one, after scale(), of a scaler with a group. Throws Error if the scale would become smaller than every
-  /// normal float: then no step since it was large has been finite.
+  /// Call it after the steps of all optimizers. Lowers the scale by backoff_factor if one of them was skipped, and
+  /// raises it by growth_factor after growth_interval updates in a row without a skipped step; steps that all ranks
+  /// left out by skip_step() count for neither. If given, `new_scale` is used instead; it may be set before any step,
+  /// but throws Error while gradients have the old scale. Throws Error without a step since the last update(): on all
+  /// ranks if one rank has none, after scale(), of a scaler with a group. Throws Error if the scale would fall below
+  /// every normal float: no step has then been finite since it was large.
   void update(std::optional<double> new_scale = {});
 
   double get_scale() const { return options_.enabled ? scale_ : 1; }
@@ -116,8 +118,8 @@ class GradScaler {
   /// Python's layout: {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}; empty if not
   /// enabled.
   c10::IValue state_dict() const;
-  /// The reverse, for files from either language. Throws Error, before anything is changed, if something is missing, or
-  /// if gradients that a DistributedDataParallel reduces still have the scale; with other gradients step() throws.
+  /// The reverse, for files from either language. Throws Error, before anything is changed, if an entry is missing, or
+  /// if gradients that a DistributedDataParallel reduces are still scaled; with other gradients step() throws.
   void load_state_dict(const c10::IValue& state);
 
  private:
@@ -127,28 +129,28 @@ class GradScaler {
     bool stepped = false;
     uint64_t passes = 0;  ///< scaled backward passes of the scaler until the gradients were divided
     std::vector<at::Tensor> parameters;
-    /// Of unscale(): its gradients may be zeros in step(), since they were.
+    /// Of unscale(): its gradients may be zeros in step(), because they were zeros before.
     bool may_be_cleared = true;
-    /// Of unscale(), of a rank that decides alone: the gradients' (mark_of()).
+    /// Of unscale(), on a rank that decides alone: mark_of() of the gradients.
     std::vector<uint64_t> marks{};
   };
-  /// unscale(), or step() which unscales: `call`.
+  /// unscale(), or the unscaling part of step(). `call` names it.
   Found unscale_in(const char* call, torch::optim::Optimizer& optimizer);
   /// {infinity or NaN found, gradient found} on this rank, after unscaling.
   at::Tensor unscale_local(torch::optim::Optimizer& optimizer) const;
-  /// Which of this rank's backward passes ran without scale() since the last update(): "" if none did, else "ran
-  /// backward" or "ran 1 of 2 backward passes".
+  /// Describes the backward passes of this rank that ran without scale() since the last update(): "" if none did, else
+  /// "ran backward" or "ran 1 of 2 backward passes".
   std::string unscaled_passes(torch::optim::Optimizer& optimizer, const std::optional<KnownGradients>& known) const;
-  /// What else this rank did wrong before `call`, as a predicate; empty if nothing.
+  /// Describes, as a predicate, other misuse on this rank before `call`; empty if none.
   std::string trouble_before(const char* call, const std::unordered_set<const c10::TensorImpl*>& parameters,
                              const std::optional<KnownGradients>& known) const;
   /// Throws if the gradients have been cleared since unscale(), or have become infinite.
   static void check_gradients_since(torch::optim::Optimizer& optimizer, const Found& found);
-  /// Throws if scaled passes since unscale() have reached the parameters. `identity`: the optimizer's.
+  /// Throws if scaled passes since unscale() have reached the parameters. `identity` is the optimizer's.
   void check_later_passes(uint64_t identity, const Found& found);
   void check_usable() const;
 
-  /// update() without a step().
+  /// Reports an update() without a step().
   [[noreturn]] void refuse_update();
 
   GradScalerOptions options_;
@@ -156,14 +158,14 @@ class GradScaler {
   float scale_;      ///< a float in Python too
   float finite_at_;  ///< the scale when a step was last without infinity, or the first one
   int64_t growth_tracker_ = 0;
-  /// Those through what scale() has returned, since update(); null: not enabled, or moved from.
+  /// The passes through the results of scale() since update(); null: not enabled, or moved from.
   std::shared_ptr<ScaledPasses> passes_;
   std::shared_ptr<DividedGradients> divided_;
   std::shared_ptr<UsedGradients> used_;
-  std::optional<uint64_t> loaded_after_;  ///< load_state_dict() came between passes and update(), after so many
+  std::optional<uint64_t> loaded_after_;  ///< passes before a load_state_dict() that came between them and update()
   mutable bool scaled_ = false;           ///< scale() was called since update()
-  mutable std::string trouble_;           ///< of scale(), which the next step() tells all ranks
-  std::map<uint64_t, Found> found_;       ///< since update(), by the optimizers' identities
+  mutable std::string trouble_;           ///< of scale(); the next step() tells it to all ranks
+  std::map<uint64_t, Found> found_;       ///< since update(), by optimizer identity
 };
 
 }  // namespace lockstep

@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-/// The value that a reduction gives for the ranks' gradients g_r.
+/// The result of reducing the ranks' gradients g_r.
 enum class GradientReduction {
   kMean,          ///< sum of g_r / world size
   kSum,           ///< sum of g_r

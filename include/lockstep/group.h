@@ -16,15 +16,14 @@
 namespace lockstep {
 
 /// kMean divides the sum by the world size, for floating point and complex tensors only. kAnd and kOr are bitwise, for
-/// integer and bool tensors only. On bool, kSum and kMax are "any", kProduct and kMin are "all".
+/// integer and bool tensors only. On bool, kSum and kMax mean "any", kProduct and kMin mean "all".
 enum class ReduceOp { kSum, kMean, kProduct, kMin, kMax, kAnd, kOr };
 
-/// A collective in flight. Copyable; all copies refer to the same operation. Keeps its tensors until it is done.
+/// A collective in flight. Copies refer to the same operation. Keeps its tensors alive until it is done.
 class [[nodiscard]] Work {
  public:
-  /// Blocks until the result is in place on this rank, for at most the group's timeout. Throws Error naming rank,
-  /// operation, bytes and cause if a peer is gone, the timeout has passed or the ranks disagree, and does so on every
-  /// call.
+  /// Blocks until the result is in place on this rank, for at most the group's timeout. Every call throws Error, naming
+  /// rank, operation, bytes and cause, if a peer is gone, the timeout has passed or the ranks disagree.
   void wait() const;
   /// True once wait() would not block.
   [[nodiscard]] bool is_completed() const;
@@ -38,21 +37,23 @@ class [[nodiscard]] Work {
 
 /// A set of ranks that communicate. A copyable handle: copies are the same group.
 ///
-/// Unless a comment says otherwise, every rank of the group must call each operation, in the same order, with tensors
-/// of the same shape and dtype. Blocking forms return when this rank's result is there. If a peer is gone, the
-/// operation throws Error. `_async` forms return at once: neither read nor write the tensors until wait() has returned.
-/// Tensors may be on any device that the backend serves, and may be empty or non-contiguous; autograd does not see the
-/// operation. At world size 1 every operation is exact and sends nothing.
+/// REQUIRES: unless a comment says otherwise, every rank of the group calls each operation, in the same order, with
+/// tensors of the same shape and dtype.
 ///
-/// An input and an output that are two arguments must not share memory, which is a c10::Error; but the row of this rank
-/// (gather, scatter: of the root) may be in place. What is written gets a new version, so that autograd refuses a
+/// Blocking forms return when this rank's result is in place. If a peer is gone, the operation throws Error. `_async`
+/// forms return at once: neither read nor write the tensors until wait() has returned. Tensors may be on any device
+/// that the backend supports, and may be empty or non-contiguous. Operations are invisible to autograd. At world size 1
+/// every operation is exact and sends nothing.
+///
+/// If input and output are two arguments, they must not share memory (c10::Error), except that the row of this rank
+/// (gather, scatter: of the root) may be in place. Written tensors get a new version, so that autograd refuses a
 /// backward that needs the old values.
 ///
-/// An operation that fails because a peer is gone, the ranks disagree or it timed out ends the group: on every rank all
-/// pending and all later operations throw as well. Other groups are not affected.
+/// An operation that fails because a peer is gone, the ranks disagree or it timed out ends the group: all pending and
+/// later operations throw on every rank. Other groups are not affected.
 ///
-/// Only one thread at a time may call a group, since operations are matched by their order: a call while another thread
-/// is in one throws Error naming both, and does nothing. Threads that take turns must do so in the same order on every
+/// Only one thread at a time may call a group, since operations are matched by their order: a call during another
+/// thread's throws Error naming both, and does nothing. Threads that take turns must do so in the same order on every
 /// rank. A child of fork() has no part in the group: every call there throws Error, and destroying its copies does no
 /// harm.
 class Group {
@@ -72,7 +73,7 @@ class Group {
   void broadcast(const at::Tensor& tensor, int root = 0) const;
   Work broadcast_async(const at::Tensor& tensor, int root = 0) const;
 
-  /// Like all_reduce, but only on `root`; the other ranks' tensors stay as they are.
+  /// Like all_reduce, but only `root` gets the result; the other ranks' tensors are unchanged.
   void reduce(const at::Tensor& tensor, int root = 0, ReduceOp op = ReduceOp::kSum) const {
     reduce_async(tensor, root, op).wait();
   }
@@ -103,18 +104,18 @@ class Group {
 
   /// input is [world_size, ...]; row r goes to rank r. Row r of the result came from rank r.
   [[nodiscard]] at::Tensor all_to_all(const at::Tensor& input) const;
-  /// Uneven: the first input_splits[0] rows go to rank 0, and so on; output_splits[r] rows come from rank r. Each list
-  /// of splits has world_size entries and sums to the rows of its tensor. A rank's expected rows must equal the
-  /// sender's; if not, nothing is moved, and the Error on all ranks names them.
+  /// Uneven blocks: the first input_splits[0] rows go to rank 0, and so on; output_splits[r] rows come from rank r.
+  /// Each list has world_size entries, which sum to the rows of its tensor. A rank's expected rows must equal the
+  /// sender's. If they do not, nothing is moved, and the Error on all ranks names them.
   [[nodiscard]] at::Tensor all_to_all(const at::Tensor& input, std::vector<int64_t> input_splits,
                                       std::vector<int64_t> output_splits) const;
   /// Empty splits mean equal splits.
   Work all_to_all_async(const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> input_splits = {},
                         std::vector<int64_t> output_splits = {}) const;
 
-  /// Only the two ranks call: one sends, the other receives a tensor with as many elements of the same dtype and the
-  /// same tag, at least 0 and on some engines less than 2^24 - 16. send() may return before the message is received, or
-  /// wait for that. A dropped Work continues.
+  /// Only the two ranks call these: one sends, the other receives a tensor with as many elements of the same dtype and
+  /// the same tag. Tags are at least 0 and on some engines less than 2^24 - 16. send() may return before the message is
+  /// received, or wait until it is. A dropped Work continues.
   void send(const at::Tensor& tensor, int destination, int tag = 0) const {
     send_async(tensor, destination, tag).wait();
   }
@@ -126,7 +127,7 @@ class Group {
   void barrier() const;
   Work barrier_async() const;
 
-  /// The root's byte string, on every rank. Byte strings may differ in length wherever there are several.
+  /// The root's byte string, on every rank. Where there are several byte strings, they may differ in length.
   std::string broadcast_bytes(std::string_view bytes, int root = 0) const;
   /// Element r is rank r's byte string.
   [[nodiscard]] std::vector<std::string> all_gather_bytes(std::string_view bytes) const;
@@ -135,29 +136,28 @@ class Group {
   /// Element `rank` of root's world_size byte strings; `bytes` is ignored on the other ranks.
   std::string scatter_bytes(const std::vector<std::string>& bytes, int root = 0) const;
 
-  /// As above, for anything an IValue can hold: tensors, lists, dictionaries, numbers, strings, None.
+  /// As above, for any IValue: tensors, lists, dictionaries, numbers, strings, None.
   c10::IValue broadcast_object(const c10::IValue& object, int root = 0) const;
   [[nodiscard]] std::vector<c10::IValue> all_gather_object(const c10::IValue& object) const;
   std::vector<c10::IValue> gather_object(const c10::IValue& object, int root = 0) const;
   c10::IValue scatter_object(const std::vector<c10::IValue>& objects, int root = 0) const;
 
-  /// An uninitialized tensor [elements] in the memory that is fastest for this group's operations: if the engine has
-  /// memory that it can work on in place, it comes from there. Not collective; any thread may call. The tensor may
-  /// outlive the group. A child of fork() has a copy; pages that it has not written yet show what the rank writes
-  /// later.
+  /// Returns an uninitialized tensor [elements] in the fastest memory for this group's operations: memory that the
+  /// engine works on in place, if it has any. Not a collective; any thread may call it. The tensor may outlive the
+  /// group. A child of fork() has a copy, whose unwritten pages show what the rank writes later.
   [[nodiscard]] at::Tensor allocate(int64_t elements, const at::TensorOptions& options = {}) const;
 
-  /// A group of some of this group's ranks, in the order of the list: a rank's new number is its position there. Every
-  /// rank of this group must call it with the same list, in the same order of calls, and waits for the others; ranks
-  /// whose lists differ all throw an Error that names the lists. Ranks that are not in the list get nullopt.
+  /// Forms a group of some of this group's ranks, in the order of the list: a rank's new number is its position there.
+  /// Every rank of this group must call it with the same list, in the same order of calls, and waits for the others. If
+  /// the lists differ, all ranks throw an Error that names them. Ranks that are not in the list get nullopt.
   [[nodiscard]] std::optional<Group> subgroup(const std::vector<int>& ranks) const;
-  /// The group of those ranks that give this rank's `color`, in the order of their numbers: `split(rank() % 2)` makes
-  /// two groups. Every rank of this group must call it, and waits for the others.
+  /// Forms the group of the ranks that pass the same `color` as this rank, in the order of their numbers: `split(rank()
+  /// % 2)` makes two groups. Every rank of this group must call it, and waits for the others.
   [[nodiscard]] Group split(int64_t color) const;
-  /// The group of those ranks that run on this rank's machine. Every rank of this group must call it.
+  /// Forms the group of the ranks on this rank's machine. Every rank of this group must call it.
   [[nodiscard]] Group on_this_machine() const;
 
-  /// False once the Context that the group comes from has been destroyed: other ranks may be gone by then.
+  /// False once the group's Context has been destroyed: other ranks may then be gone.
   [[nodiscard]] bool is_open() const;
 
   struct State;

@@ -15,8 +15,8 @@
 
 namespace lockstep {
 
-/// Something whose state can be in a checkpoint: `thing.state_dict()` gives a StateDict or an IValue,
-/// `thing.load_state_dict(...)` takes it. A DataLoader is one.
+/// An object whose state can be in a checkpoint: `thing.state_dict()` gives a StateDict or an IValue, and
+/// `thing.load_state_dict(...)` takes it. Example: DataLoader.
 template <typename T>
 concept HasState = requires(T& thing) {
   thing.load_state_dict(thing.state_dict());
@@ -24,7 +24,7 @@ concept HasState = requires(T& thing) {
       std::same_as<decltype(thing.state_dict()), StateDict>;
 };
 
-/// DistributedDataParallel of an nn::Module.
+/// A DistributedDataParallel of an nn::Module.
 template <typename T>
 concept HasReplicas = requires(T& model) {
   model.check_divergence();
@@ -33,8 +33,8 @@ concept HasReplicas = requires(T& model) {
   { model.last_accumulation() } -> std::convertible_to<int>;
 };
 
-/// An object with a separate state on each rank that can use the states of a different number of ranks. A CommHook is
-/// one.
+/// An object with a separate state on each rank that can use the states of a different number of ranks. Example:
+/// CommHook.
 template <typename T>
 concept HasStateOfRanks = HasState<T> && requires(T& thing, const std::vector<StateDict>& ranks) {
   thing.load_from_ranks(ranks);
@@ -42,7 +42,7 @@ concept HasStateOfRanks = HasState<T> && requires(T& thing, const std::vector<St
 
 namespace detail {
 
-/// What a Checkpointer takes by its state alone.
+/// An object that a Checkpointer saves by its state alone.
 template <typename T>
 concept HasStateAlone = HasState<T> && !std::derived_from<T, torch::nn::Module> &&
                         !std::derived_from<T, torch::optim::Optimizer> && !std::derived_from<T, StateInSlices>;

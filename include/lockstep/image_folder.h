@@ -12,10 +12,10 @@
 namespace lockstep::datasets {
 
 struct ImageFolderOptions {
-  /// The size that every image is resized to.
+  /// The size to which every image is resized.
   int64_t height = 224;
   int64_t width = 224;
-  /// Resize the whole image, whatever its shape. Otherwise take the largest part of the wanted shape, from the middle.
+  /// Resize the whole image, whatever its shape. Otherwise take the largest centred part of the wanted shape.
   bool stretch = false;
   /// Leave pixels as bytes, uint8, for transforms (transforms.h). Otherwise they are float32, (pixel / 255 - mean) /
   /// standard_deviation. The defaults are ImageNet's.
@@ -24,12 +24,13 @@ struct ImageFolderOptions {
   std::array<float, 3> standard_deviation{0.229f, 0.224f, 0.225f};
 };
 
-/// JPEG and PNG files, with a folder for each class, at any depth: root/dog/xxx.png, root/cat/yyy/zzz.jpg. Classes are
-/// the folders in root, sorted by the bytes of their names, and so are the files within a class: torchvision's order.
+/// JPEG and PNG files, with a folder for each class, at any depth: root/dog/xxx.png, root/cat/yyy/zzz.jpg. The folders
+/// in root are the classes. Classes, and the files within a class, are sorted by the bytes of their names, in
+/// torchvision's order.
 ///
-/// Batches are `data` [n, 3, height, width], red, green and blue, and `target` int64 [n]. As in PIL, grey images become
+/// Batches are `data` [n, 3, height, width] (red, green, blue) and `target` int64 [n]. As in PIL, grey images become
 /// RGB, transparency and the camera's orientation are ignored, and 16 bits are cut to 8. Images are resized by a
-/// triangle filter that widens when it shrinks (antialiased bilinear). Each image is read when it is needed.
+/// triangle filter that widens when shrinking (antialiased bilinear). Each image is read when needed.
 class ImageFolder : public Dataset {
  public:
   /// Lists the files without opening them. Throws Error, naming the folder or file, for a class without images, a
@@ -38,10 +39,10 @@ class ImageFolder : public Dataset {
 
   int64_t size() const override;
   /// Throws Error, naming the file, if it is missing, truncated, corrupt, neither JPEG nor PNG, or larger than 64
-  /// megapixels or 256 MiB; this is checked before memory is allocated. Throws c10::Error for an index out of range.
+  /// megapixels or 256 MiB; sizes are checked before memory is allocated. Throws c10::Error for an index out of range.
   Batch get(at::ArrayRef<int64_t> indices) const override;
 
-  /// Class names, in the order of their numbers.
+  /// Class names, by class number.
   const std::vector<std::string>& classes() const;
   std::filesystem::path path(int64_t index) const;
   int64_t target(int64_t index) const;

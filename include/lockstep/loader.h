@@ -23,11 +23,11 @@ namespace detail {
 struct BatchType {
   /// Makes a batch; called on several workers at once.
   std::function<std::shared_ptr<void>(at::ArrayRef<int64_t> indices, Draw& draw)> make;
-  /// Visits all tensors of a batch; null: they are not known.
+  /// Visits all tensors of a batch. Null: they are not known.
   std::function<void(void* batch, const std::function<void(at::Tensor&)>& visit)> for_each_tensor;
 };
 
-class EpochPlan;        // what samples a rank takes, in which batches
+class EpochPlan;        // which samples a rank takes, in which batches
 struct LoaderPosition;  // how far a pass has come
 struct LoaderPass;      // a pass over batches of any type; its destructor stops its workers
 void advance(LoaderPass& pass);
@@ -41,49 +41,50 @@ int64_t samples_of(const LoaderPass& pass);
 /// Unless `exactly_once` is set, every rank gets the same number of batches of the same sizes, so that collectives in
 /// each step match. The order of batches does not depend on timing or on the number of workers.
 ///
-/// Nothing here communicates, but the next reduction of a DistributedDataParallel throws on all ranks if their loaders
-/// have begun passes that differ; Shard(0, 1) is compared with nothing. A loader is used by one thread; several passes
-/// may be open at once, each with workers of its own, which end with the pass. Outside `epochs`, every pass is a new
+/// Loaders do not communicate. The next reduction of a DistributedDataParallel throws on all ranks if their loaders
+/// have begun different passes; a loader with Shard(0, 1) is not compared. A loader is used by one thread. Several
+/// passes may be open at once; each has its own workers, which end with the pass. Outside `epochs`, every pass is a new
 /// epoch with a new order; inside, all passes of one epoch have the same order.
 class LoaderBase {
  public:
   class Epochs;
 
-  /// The numbers `first`, ..., `count` - 1 for a range-for over epochs, where `first` is 0 or the argument of
+  /// For a range-for over epochs: the numbers `first`, ..., `count` - 1, where `first` is 0 or the argument of
   /// `set_epoch` (when training resumes) and `count` is the length of the whole training. Each number selects the
   /// shuffle of its epoch. The loader must outlive the loop and must not be moved. Every rank must use the same
   /// numbers.
   Epochs epochs(int count);
 
   /// Continues as after `epoch` epochs: the next pass belongs to this epoch, and `epochs` starts with it. Not needed in
-  /// a loop over `epochs`, where another number is an error.
+  /// a loop over `epochs`, where a different number is an error.
   void set_epoch(int epoch);
 
   /// The position of the newest pass, for a checkpoint: the epoch, the number of its samples done on all ranks together
   /// (including the current batch), and the facts that determine the order, including a sampler's state. It is equal on
-  /// every rank, except in the last batch of a pass with `exactly_once`: use rank 0's then. With virtual ranks
-  /// TORCH_CHECK fails within a step, when only some of this rank's have had their batch.
+  /// every rank, except in the last batch of a pass with `exactly_once`: use rank 0's there. With virtual ranks
+  /// TORCH_CHECK fails within a step, when only some of this rank's virtual ranks have had their batch.
   c10::IValue state_dict() const;
 
-  /// Continues from there, on any number of ranks and with any batch size: the next pass has the rest of the epoch, in
-  /// which each remaining sample comes once (with padding, as at the end of every epoch). Not inside `epochs`. Throws
-  /// Error if dataset, seed or shuffle differ. The next pass throws Error if a sampler then gives a different order.
+  /// Continues from a saved position, on any number of ranks and with any batch size: the next pass has the rest of the
+  /// epoch, in which each remaining sample comes once (with padding, as at the end of every epoch). Not allowed inside
+  /// `epochs`. Throws Error if dataset, seed or shuffle differ. The next pass throws Error if a sampler then gives a
+  /// different order.
   void load_state_dict(const c10::IValue& state);
 
-  /// Batches of the epoch that the next pass skips on this rank, because they were taken before a checkpoint; of this
-  /// size and for this number of ranks, rounded up.
+  /// The number of batches, rounded up, that the next pass skips on this rank because a checkpoint already has them;
+  /// counted with the present batch size and number of ranks.
   int64_t first_step() const;
-  /// Batches that the next pass has, on this rank.
+  /// Batches in the next pass, on this rank.
   int64_t steps_left() const;
 
-  /// Batches of this rank that make a step (several with virtual ranks), and the part of all samples that it has.
+  /// Batches per step on this rank (several with virtual ranks), and this rank's share of all samples.
   int64_t batches_per_step() const;
   double share() const;
-  /// Where the time of the newest pass went; zeros before the first pass.
+  /// How the newest pass spent its time; zeros before the first pass.
   LoaderStats stats() const;
-  /// Inside `epochs` the current epoch, otherwise that of the next pass. Counts from 0.
+  /// The current epoch inside `epochs`, otherwise the epoch of the next pass. Counts from 0.
   int epoch() const { return epoch_; }
-  /// The count of the current loop over `epochs`, or 0.
+  /// The `count` of the current loop over `epochs`, or 0.
   int epoch_count() const { return epoch_count_; }
   /// Batches in an epoch, on this rank.
   int64_t size() const { return size_; }
@@ -94,7 +95,6 @@ class LoaderBase {
   const DataLoaderOptions& options() const;
   int rank() const;
   int world_size() const;
-  /// Whether the batches are those of several virtual ranks in turn.
   bool serves_several_virtual_ranks() const;
   /// The current batch of the newest pass.
   struct BatchShare {
@@ -107,8 +107,8 @@ class LoaderBase {
  protected:
   /// Throws c10::Error for invalid options.
   LoaderBase(detail::BatchType type, int64_t dataset_size, const Shard& shard, DataLoaderOptions options);
-  /// Starts a pass over this rank's share. What the dataset throws for a batch is rethrown here or by the advance() to
-  /// that batch. The loader stays usable.
+  /// Starts a pass over this rank's share. An exception that the dataset throws for a batch is rethrown here or by the
+  /// advance() to that batch. The loader stays usable.
   std::shared_ptr<detail::LoaderPass> begin_pass();
 
  private:
@@ -153,7 +153,7 @@ class BatchIterator {
   std::shared_ptr<detail::LoaderPass> pass_;
 };
 
-/// A loop over epochs. Ends when its last epoch is over, or when it is destroyed.
+/// A loop over epochs. Ends after its last epoch, or when destroyed.
 class LoaderBase::Epochs {
  public:
   class Iterator {

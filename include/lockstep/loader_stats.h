@@ -7,13 +7,13 @@
 
 namespace lockstep {
 
-/// Where the time of one pass over a DataLoader went, on this rank, up to the newest batch or the end.
+/// How one pass over a DataLoader spent its time on this rank, up to the newest batch or the end.
 struct LoaderStats {
   int64_t batches = 0;
   int workers = 0;
-  /// From the start of the pass.
+  /// Since the start of the pass.
   double seconds = 0;
-  /// The part of that time in which the loop waited for the next batch (without workers: spent making it).
+  /// The part of that time in which the loop waited for the next batch or, without workers, made it.
   double waiting_seconds = 0;
   /// Summed over the workers: getting samples from the dataset (files, decoding, collecting), and transforms.
   double reading_seconds = 0;

@@ -20,23 +20,23 @@ namespace lockstep {
 ///     scheduler.step();                       // with a GradScaler: if (scaler.step(optimizer)) scheduler.step();
 ///     checkpointer.add("schedule", scheduler);
 ///
-/// The schedule varies each group's own rate: the one it has when this object is made (so make it before you resume a
-/// checkpoint). It does not communicate; ranks that make the same calls have the same rates.
+/// The schedule varies each group's base rate, which is its rate when this object is made: make it before resuming a
+/// checkpoint. It does not communicate; ranks that make the same calls have the same rates.
 ///
-/// An optimizer has one at a time, because each would overwrite the rates of the other: sequential_lr() and warm_up()
-/// make one schedule of several. TORCH_CHECK fails when a second one is made of rates that another has set, and in
-/// step() of one that was made before another that still exists.
+/// An optimizer has one scheduler at a time, because two would overwrite each other's rates: sequential_lr() and
+/// warm_up() combine schedules. TORCH_CHECK fails when a second one is made from rates that another has set, and in
+/// step() of one while a newer one exists.
 class LRScheduler {
  public:
   /// Sets the rates of the first step. `optimizer` must outlive this object. TORCH_CHECK fails for a schedule that
-  /// varies the momentum of an optimizer without any, such as one_cycle_lr() over SGD(0.1).
+  /// varies momentum if the optimizer has none, such as one_cycle_lr() over SGD(0.1).
   LRScheduler(torch::optim::Optimizer& optimizer, Schedule schedule);
   /// One schedule per group.
   LRScheduler(torch::optim::Optimizer& optimizer, std::vector<Schedule> schedules);
 
-  /// Call it after each step of the optimizer: sets the rates of the next one. A group that was added since starts from
-  /// the rate it has (TORCH_CHECK fails if there is one schedule per group). TORCH_CHECK fails for a rate that is not
-  /// finite or below 0, before anything is changed.
+  /// Call it after each step of the optimizer. Sets the rates of the next step. A group that was added since starts
+  /// from its present rate (TORCH_CHECK fails if there is one schedule per group). TORCH_CHECK fails, before anything
+  /// is changed, for a rate that is not finite or below 0.
   void step();
   int64_t steps() const { return steps_; }
   /// The rate of each group for the next step.
@@ -60,8 +60,8 @@ class LRScheduler {
   std::vector<Schedule> schedules_;  ///< one, or one per group
   std::vector<double> base_lrs_;
   int64_t steps_ = 0;
-  std::vector<bool> momentum_varied_;  ///< by group: the schedule has set its momentum
-  std::shared_ptr<Claim> claim_;       ///< to the optimizer; copies share it; null: moved from
+  std::vector<bool> momentum_varied_;  ///< by group: whether the schedule has set its momentum
+  std::shared_ptr<Claim> claim_;       ///< on the optimizer, shared by copies; null: moved from
 };
 
 }  // namespace lockstep

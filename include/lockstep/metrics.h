@@ -17,14 +17,14 @@ namespace lockstep {
 /// Names and numbers, in the order of the metrics.
 using MetricValues = std::vector<std::pair<std::string, double>>;
 
-/// Counts on this rank, summed over all ranks when its Metrics are reduced: exact however unevenly samples are
-/// distributed. Each number is a double; counts are exact up to 2^53.
+/// Counts on this rank; reducing its Metrics sums the counts over all ranks. The result is exact however unevenly
+/// samples are distributed. Each number is a double; counts are exact up to 2^53.
 ///
-/// With virtual ranks, what is counted while a loader is at the batch of a virtual rank is kept apart, and the sum over
-/// all of them has the same bits on any number of ranks.
+/// With virtual ranks, counts are kept separately for each virtual rank whose batch a loader has reached, and their sum
+/// has the same bits on any number of ranks.
 ///
-/// Before it is reduced, a metric describes this rank's samples, afterwards those of all ranks. The next update starts
-/// a new count by itself, so the same objects can be used in every epoch.
+/// A metric describes this rank's samples before reduction, and all ranks' samples afterwards. The next update then
+/// starts a new count, so the same objects can be used in every epoch.
 ///
 /// With tensors on a GPU, an update launches its kernels and does not wait; reading or reducing waits. Updates are not
 /// collectives. Tensors are read without autograd. A metric is used by one thread.
@@ -32,24 +32,24 @@ class Metric {
  public:
   virtual ~Metric() = default;
 
-  /// Appends its values, each named `name` or `name` and a suffix.
+  /// Appends its values, each named `name`, with or without a suffix.
   virtual void append_values(const std::string& name, MetricValues& values) const = 0;
-  /// The options that must be equal on all ranks besides the type: "top_k 1". Empty: none.
+  /// Options, besides the type, that must be equal on all ranks: "top_k 1". Empty: none.
   virtual std::string options() const { return {}; }
-  /// Forgets everything.
+  /// Clears all counts.
   void reset();
 
  protected:
-  /// As many numbers as it counts.
+  /// `numbers`: how many numbers it counts.
   explicit Metric(int64_t numbers);
   Metric(const Metric&) = default;
   Metric(Metric&&) = default;
   Metric& operator=(const Metric&) = default;
   Metric& operator=(Metric&&) = default;
 
-  /// For an update to add to.
+  /// Returns the counts, for an update to add to.
   double* begin_update();
-  /// Adds the counts of an update on a device, double [numbers]: there, without waiting.
+  /// Adds an update's counts, double [numbers], on their device and without waiting.
   void add(const at::Tensor& numbers);
   /// The counts; waits for the device.
   const std::vector<double>& numbers() const;
@@ -58,14 +58,14 @@ class Metric {
   friend class Metrics;
   void set_reduced(const double* numbers);
   void take_from_device() const;
-  /// The counts of a virtual rank, or of updates outside of any (-1).
+  /// The counts of a virtual rank, or of updates outside any (-1).
   std::vector<double> counted_for(int virtual_rank) const;
 
   mutable std::vector<double> numbers_;        // of virtual_rank_
-  int virtual_rank_ = -1;                      // whose micro-batch the last update belonged to; -1: there are none
+  int virtual_rank_ = -1;                      // of the micro-batch that the last update belonged to; -1: none
   std::map<int, std::vector<double>> others_;  // of other virtual ranks
-  mutable std::vector<double> sum_;            // what numbers() returned, if there are others
-  mutable at::Tensor on_device_;               // what is not yet in numbers_; undefined: nothing
+  mutable std::vector<double> sum_;            // the result of numbers(), if there are others
+  mutable at::Tensor on_device_;               // counts not yet in numbers_; undefined: none
   bool reduced_ = false;
 };
 
@@ -92,12 +92,12 @@ class Metrics {
     return kept;
   }
 
-  /// Sums what was counted since the last time over all ranks. A collective: every rank of `group` calls it, with the
-  /// same metrics (names, types, options, sizes) in the same order; it is one all-reduce of all their numbers, or two
-  /// if there are many. Throws Error like every collective, and also if another rank called reduce_failed, or has other
-  /// metrics.
+  /// Sums over all ranks what was counted since the last reduction. A collective: every rank of `group` must call it,
+  /// with the same metrics (names, types, options, sizes) in the same order. It is one all-reduce of all numbers, or
+  /// two if there are many. Throws Error like every collective, and also if another rank called reduce_failed() or has
+  /// other metrics.
   void reduce(const Group& group);
-  /// Instead of reduce, on a rank that has no result: the other ranks do not wait for it, but throw an Error that names
+  /// Replaces reduce() on a rank that has no result: the other ranks do not wait for it, but throw an Error that names
   /// it. Itself throws only what a collective may throw.
   void reduce_failed(const Group& group) { reduce(group, true); }
   void reset();
@@ -111,7 +111,7 @@ class Metrics {
   void reduce(const Group& group, bool failed);
   /// The sums over all virtual ranks, in the order of their tree, if a rank works for several.
   std::vector<double> reduce_virtual_ranks(const Group& group) const;
-  /// A line for each metric: name, type, options, how many numbers.
+  /// One line per metric: name, type, options and how many numbers it has.
   std::string description() const;
   std::vector<std::pair<std::string, std::unique_ptr<Metric>>> metrics_;
 };
@@ -120,9 +120,9 @@ class Metrics {
 class Mean : public Metric {
  public:
   Mean() : Metric(2) {}
-  /// `weight` is the number of samples that the value is a mean of.
+  /// `weight` is the number of samples over which `value` is the mean.
   void update(double value, int64_t weight = 1);
-  /// A tensor of one element; if it has several, each counts with `weight`. TORCH_CHECK fails for an undefined one.
+  /// A tensor of one element; if it has several, each counts with `weight`. TORCH_CHECK fails for an undefined tensor.
   void update(const at::Tensor& value, int64_t weight = 1);
   double value() const;
   /// The sum of all weights.
@@ -138,14 +138,14 @@ class Perplexity : public Mean {
 };
 
 struct AccuracyOptions {
-  /// A sample is correct if fewer than this many classes score better than its own.
+  /// A sample is correct if fewer classes than this score better than its own.
   int64_t top_k = 1;
   /// Targets with this value are not counted, as in cross_entropy.
   int64_t ignore_index = -100;
 };
 
-/// The share of samples whose class scores best, or is among the best k. Among equal scores the lower class wins, as in
-/// argmax; NaN beats every number, and a class whose own score is NaN is never correct.
+/// The share of samples whose class scores best, or is among the top_k best. Among equal scores the lower class wins,
+/// as in argmax. NaN beats every number, and a class whose own score is NaN is never correct.
 class Accuracy : public Metric {
  public:
   explicit Accuracy(AccuracyOptions options = {});
@@ -167,15 +167,15 @@ class Accuracy : public Metric {
 class ConfusionMatrix : public Metric {
  public:
   explicit ConfusionMatrix(int64_t classes, int64_t ignore_index = -100);
-  /// scores [..., classes], floating point, of which the best counts, or int64 [...]: classes. target int64 [...].
+  /// scores: [..., classes], floating point, the best class counts; or int64 [...], classes. target: int64 [...].
   /// Throws c10::Error as Accuracy does.
   void update(const at::Tensor& scores, const at::Tensor& target);
 
-  /// int64 [classes, classes]. Row: the true class; column: the predicted one.
+  /// int64 [classes, classes]. Rows are true classes, columns predicted ones.
   at::Tensor counts() const;
   double accuracy() const;
-  /// Of all samples predicted as `of`, the share that is; of all that are, the share predicted so; the harmonic mean of
-  /// both. 0 if there is nothing to divide by.
+  /// precision: of all samples predicted as `of`, the share that is `of`. recall: of all samples of `of`, the share
+  /// predicted so. f1: the harmonic mean of both. Each is 0 if its divisor is.
   double precision(int64_t of) const;
   double recall(int64_t of) const;
   double f1(int64_t of) const;

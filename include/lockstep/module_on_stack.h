@@ -15,12 +15,12 @@ class Module;
 
 namespace lockstep::detail {
 
-/// An nn::Module itself, `Net model;`, or a bare pointer to one, instead of a std::shared_ptr or a module holder.
+/// An nn::Module itself, as in `Net model;`, or a bare pointer to one, instead of a std::shared_ptr or a module holder.
 template <typename Module>
 concept ModuleOnStack = std::is_class_v<std::remove_pointer_t<Module>> &&
     std::is_base_of_v<torch::nn::Module, std::remove_pointer_t<Module>>;
 
-/// A holder's shared pointer, null if the holder is empty; anything else as it is.
+/// Returns a holder's shared pointer, null if the holder is empty, and any other argument unchanged.
 template <typename Module>
 auto pointer_of(const Module& module) {
   if constexpr (requires { module.ptr(); }) {

@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-/// The treatment of a step in which a gradient of any rank contains infinity or NaN. All ranks do the same.
+/// How a step is treated if a gradient of any rank contains infinity or NaN. All ranks do the same.
 enum class NonFinitePolicy {
   kIgnore,  ///< no check: the mean is not finite either
   kSkip,    ///< every .grad becomes undefined on all ranks: optimizer.step() changes nothing; the step is counted

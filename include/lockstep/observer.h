@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// Something that took time on one rank.
+/// An interval of time on one rank.
 struct Span {
   std::string name{};    ///< "backward", "bucket 2", "wait"
   std::string lane{};    ///< spans in one lane do not overlap
@@ -19,14 +19,14 @@ struct Span {
   std::vector<std::pair<std::string, std::string>> facts{};  ///< name and value
 };
 
-/// Receives what happens. Called on the thread that does the work; must not throw.
+/// Receives spans. Called on the thread that does the work; must not throw.
 class Observer {
  public:
   virtual ~Observer() = default;
   virtual void span(const Span& span) = 0;
 };
 
-/// Writes spans as a Chrome trace (JSON array format; chrome://tracing and Perfetto read it), one file per rank; files
+/// Writes spans as a Chrome trace (JSON array format; chrome://tracing and Perfetto read it), one file per rank. Files
 /// of one machine can be merged, because they share the clock. Overwrites `path`; throws Error if that is impossible.
 /// If the disk fills up later, the trace ends, but training goes on.
 [[nodiscard]] std::shared_ptr<Observer> chrome_trace(const std::string& path, int rank);

@@ -16,10 +16,10 @@
 
 namespace lockstep {
 
-/// Whether a parameter, under its name in the module, belongs somewhere.
+/// Whether a parameter, given with its name in the module, belongs to a set.
 using ParameterPredicate = std::function<bool(const std::string& name, const at::Tensor& parameter)>;
 
-/// Which parameters form a group, and the options of that group.
+/// Selects the parameters of a group, with the options of that group.
 struct ParameterRule {
   template <typename Options>
   ParameterRule(std::string rule_name, ParameterPredicate predicate, const Options& group_options)
@@ -33,9 +33,9 @@ struct ParameterRule {
 };
 
 /// One parameter group per rule, in the order of the rules; parameters keep their order in the module. Parameters that
-/// do not require grad are left out, and one with several names is taken once, under the first. TORCH_CHECK fails,
-/// listing all of them, if parameters match no rule or several, or if a rule matches none. Every rank makes the same
-/// groups from the same module.
+/// do not require grad are left out, and a parameter with several names is taken once, under the first. TORCH_CHECK
+/// fails, listing all of them, if parameters match no rule or several, or if a rule matches none. Every rank gets the
+/// same groups from the same module.
 std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const NamedTensors& parameters,
                                                                 const std::vector<ParameterRule>& rules);
 std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const torch::nn::Module& module,

@@ -17,15 +17,16 @@ namespace lockstep {
 ///       });
 ///     }
 ///
-/// It takes `--ranks N` before `body` runs, as Context(argc, argv) does: a program that nobody has started as a rank
-/// runs `body` in N new processes, and this one ends with the launcher's exit code. So `body` never sees --ranks, nor
-/// the options that go with it, and nothing runs twice. In a rank --ranks is an Error.
+/// It handles `--ranks N` before `body` runs, as Context(argc, argv) does: a program that was not started as a rank
+/// runs `body` in N new processes, and this one ends with the launcher's exit code. So `body` never sees --ranks or its
+/// related options, and nothing runs twice. In a rank --ranks is an Error.
 ///
-/// Returns what `body` returns. An exception that leaves `body` is printed to stderr behind the program's name (a
-/// c10::Error without its stack trace) and, unless `lockstep run` names it, before the page about it; 1 is returned.
+/// Returns the result of `body`. If an exception leaves `body`, its text is printed to stderr after the program's name
+/// (a c10::Error without its stack trace), followed by the page about the error, unless `lockstep run` names that page.
+/// run_program() then returns 1.
 int run_program(int argc, const char* const* argv, const std::function<int()>& body);
 
-/// The description of --ranks, for the --help of a program.
+/// The description of --ranks, for a program's --help.
 inline constexpr const char* kRanksHelp =
     "Without a launcher:\n"
     "  --ranks N|auto              Start this program as N ranks, or as one per usable core\n"

@@ -25,7 +25,7 @@ struct ProgressOptions {
 /// second; otherwise a plain line appears every ten seconds. The last state always remains as a plain line. It is never
 /// wider than the terminal: the least important parts are left out.
 ///
-/// Used by one thread. Only rank 0 shows it, with rank 0's numbers; all ranks may make the same calls.
+/// Used by one thread. Only rank 0 shows it, with its own numbers; all ranks may make the same calls.
 class ProgressLine {
  public:
   struct Pass {
@@ -33,11 +33,11 @@ class ProgressLine {
     int epoch = 0;           ///< counts from 0
     int epochs = 0;          ///< 0: not known
     int64_t steps = 0;       ///< calls of step() in this pass, including first_step
-    int64_t first_step = 0;  ///< done before the pass, when a resumed epoch continues
+    int64_t first_step = 0;  ///< done before the pass, when an epoch is resumed
     int rank = 0;
     int world_size = 1;
-    /// The number of calls of step() per step of the optimizer, which the line counts: with virtual ranks or
-    /// accumulation more than one. The last step may have fewer.
+    /// Calls of step() per optimizer step, which the line counts: more than one with virtual ranks or accumulation. The
+    /// last step may have fewer.
     int64_t batches_per_step = 1;
     double share = 0;  ///< this rank's share of all samples; 0: equal shares
   };
@@ -50,14 +50,14 @@ class ProgressLine {
   /// Finishes.
   ~ProgressLine();
 
-  /// A batch of `samples` samples on this rank is done. The line assumes that the other ranks do theirs meanwhile.
+  /// Reports a batch of `samples` samples on this rank. The line assumes that the other ranks do theirs meanwhile.
   void step(int64_t samples);
   /// The loss to show from now on.
   void loss(double value);
-  /// Seconds spent in communication since some fixed moment; the line shows their share of the time since the first
+  /// Seconds spent in communication since some fixed moment. The line shows their share of the time since the first
   /// call.
   void communication(double total_seconds);
-  /// Leaves the last state as a plain line, with averages over the whole pass. Nothing is shown afterwards.
+  /// Prints the last state as a plain line, with averages over the whole pass. Nothing is shown afterwards.
   void finish();
 
  private:

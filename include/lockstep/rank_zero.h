@@ -13,8 +13,8 @@
 
 namespace lockstep {
 
-/// Calls `body` on rank 0 only and returns its result there (nothing, if that is void); other ranks get nullopt. Does
-/// not communicate: the other ranks continue at once.
+/// Calls `body` on rank 0 only and returns its result there (nothing if it is void); other ranks get nullopt. Does not
+/// communicate: the other ranks continue at once.
 template <std::invocable Body>
 auto rank_zero_only(const Group& group, Body&& body) {
   using Result = std::invoke_result_t<Body>;
@@ -29,10 +29,9 @@ namespace detail {
 c10::IValue from_rank_zero(const Group& group, const std::function<c10::IValue()>& body);
 }  // namespace detail
 
-/// Calls `body` on rank 0 only and returns its result on every rank. The result may be anything an IValue can hold,
-/// such as a number, a string, a list or a CPU tensor. A collective: every rank calls it and waits for rank 0, at most
-/// for the group's timeout. If `body` throws, rank 0 rethrows the exception, and the others throw an Error with its
-/// text.
+/// Calls `body` on rank 0 only and returns its result on every rank. The result may be any IValue, such as a number, a
+/// string, a list or a CPU tensor. A collective: every rank must call it, and waits for rank 0, at most for the group's
+/// timeout. If `body` throws, rank 0 rethrows the exception, and the others throw an Error with its text.
 template <std::invocable Body>
 auto from_rank_zero(const Group& group, Body&& body) -> std::invoke_result_t<Body> {
   using Result = std::invoke_result_t<Body>;
@@ -46,15 +45,15 @@ auto from_rank_zero(const Group& group, Body&& body) -> std::invoke_result_t<Bod
   }
 }
 
-/// Lets local rank 0 of each machine run the scope first, and the machine's other ranks after it: for work that one
-/// rank should do for all, such as unpacking a file that the others then find.
+/// Lets local rank 0 of each machine run the scope first, and the machine's other ranks after it. Use it for work that
+/// one rank should do for all, such as unpacking a file that the others then find.
 ///
 ///     {
 ///       const auto order = lockstep::main_first(context);
 ///       if (!std::filesystem::exists(file)) download(file);
 ///     }
 ///
-/// A collective: every rank makes one, and there must be no other collective inside the scope. The others wait in the
+/// A collective: every rank must make one, without other collectives inside the scope. The others wait in the
 /// constructor, at most for the context's collective_timeout. Raise it for a scope that takes longer, and call
 /// heartbeat() in a scope that mostly waits (for a download, say), because `lockstep run` may otherwise take it for a
 /// hang. If an exception leaves the scope of a machine's first rank, no other rank enters: their constructors throw an

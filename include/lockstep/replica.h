@@ -27,8 +27,8 @@ namespace lockstep {
 class CommHook;
 class Observer;
 
-/// DistributedDataParallel without the type of the module. Call methods on the thread that made the object,
-/// between backward passes. Methods that say so must be called by every rank.
+/// DistributedDataParallel without the type of the module. Call methods on the thread that made the object, between
+/// backward passes. Every rank must call the methods whose comments say so.
 class Replica {
  public:
   Replica(std::shared_ptr<torch::nn::Module> module, const Group& group, DistributedDataParallelOptions options = {});
@@ -39,20 +39,20 @@ class Replica {
   Replica& operator=(Replica&&) = delete;
 
   [[nodiscard]] NoSyncGuard no_sync();
-  /// `n` >= 1. Divide the loss by n to get the mean over the n passes. If the data ends before n passes are complete,
-  /// the next backward that reduces, or reduce_gradients(), reduces the rest.
+  /// `n` >= 1. Divide the loss by n to get the mean over the n passes. If the data ends early, the next backward that
+  /// reduces, or reduce_gradients(), reduces the rest.
   [[nodiscard]] Accumulation accumulate(int n);
-  /// `n` of the last accumulate(n); 0 before the first.
+  /// The `n` of the last accumulate(n); 0 before the first.
   int last_accumulation() const;
-  /// Whether the last backward reduced gradients, so that it is time for optimizer.step() and zero_grad(). False after
-  /// a backward that no_sync() or accumulate() kept local and, where this rank works for several virtual ranks, until
-  /// all of them have run theirs.
+  /// Whether the last backward reduced gradients, so that optimizer.step() and zero_grad() are due. False after a
+  /// backward that no_sync() or accumulate() kept local and, if this rank works for several virtual ranks, until all of
+  /// them have run theirs.
   [[nodiscard]] bool step_complete() const;
-  /// Reduces what no_sync() or accumulate() left in .grad, without a backward. A rank that has run no backward since
-  /// the last reduction takes part with zeros, and the mean counts it. Every rank must call it, or run a backward that
-  /// reduces.
+  /// Reduces the gradients that no_sync() or accumulate() left in .grad, without a backward. A rank that has run no
+  /// backward since the last reduction takes part with zeros, and the mean counts it. Every rank must call it, or run a
+  /// backward that reduces.
   void reduce_gradients();
-  /// Leaves this rank's share out of a step, if its batch is bad:
+  /// Leaves this rank's share out of a step, for example because its batch is bad:
   ///
   ///     try {
   ///       loss_of(model(data)).backward();
@@ -61,24 +61,23 @@ class Replica {
   ///     }
   ///     optimizer.step();
   ///
-  /// It takes the place of the backward that failed or was not run, and takes part in the others' next reduction. Every
-  /// rank, including this one, gets the mean (or sum) over the ranks that did not skip. What this rank has computed
-  /// since the last reduction is dropped; with accumulate(n) that means all passes so far, and the remaining ones must
-  /// not be run.
+  /// It replaces the backward that failed or was not run, and takes part in the others' next reduction. Every rank,
+  /// including this one, gets the mean (or sum) over the ranks that did not skip. This rank's gradients since the last
+  /// reduction are dropped; with accumulate(n) these are all passes so far, and the remaining ones must not be run.
   ///
-  /// There is no step if all ranks skip, or if this rank's backward failed after one of its buckets had been sent,
-  /// which cannot be undone: .grad is then undefined on all ranks, optimizer.step() changes nothing, and
-  /// skipped_steps() counts it. Buckets are sent early only if there are several; a first_bucket_cap_mb above the size
-  /// of the model makes a single one.
+  /// There is no step if all ranks skip, or if this rank's backward failed after one of its buckets was sent, which
+  /// cannot be undone. .grad is then undefined on all ranks, optimizer.step() changes nothing, and skipped_steps()
+  /// counts it. Buckets are sent early only if there are several; a first_bucket_cap_mb above the size of the model
+  /// makes a single one.
   void skip_step();
-  /// GradientReduction::kWeightedMean: the weight (samples, tokens) of this rank's gradients in the reductions to come;
+  /// For GradientReduction::kWeightedMean: the weight (samples, tokens) of this rank's gradients in future reductions.
   /// 1 until set; 0 for a rank without samples. Each rank sets its own.
   void set_weight(double weight);
 
   /// Runs `body`, a loop over inputs of which some ranks may have fewer. A rank whose body has returned takes part in
-  /// the others' reductions, without a gradient, until all have returned; then every rank gets the parameters and
-  /// buffers of the last rank that had inputs. Inside, there must be one reduction between two calls of zero_grad().
-  /// Every rank must call it.
+  /// the others' reductions, without a gradient, until all have returned. Every rank then gets the parameters and
+  /// buffers of the last rank that had inputs. Every rank must call it.
+  /// REQUIRES: `body` has one reduction between two calls of zero_grad().
   void join(const std::function<void()>& body, const JoinOptions& options = {});
 
   /// Sets every parameter and buffer to rank `root`'s. Every rank must call it.
@@ -86,56 +85,56 @@ class Replica {
   /// Sets every parameter and every floating-point buffer to the mean over the ranks, weighted by each rank's `weight`;
   /// other buffers follow rank 0. Every rank must call it, each with its own weight.
   void average_parameters(double weight = 1);
-  /// Call it after layers were added, replaced or removed, or parameters were frozen or unfrozen: it attaches to the
+  /// Call it after adding, replacing or removing layers, or freezing or unfreezing parameters: it attaches to the
   /// module as it is now. New parameters and buffers are compared across ranks and set to rank 0's; the others stay as
   /// they are on each rank. Add new parameters to the optimizer yourself: a warning on rank 0 names those that have not
   /// changed ten reductions after their first gradient. Every rank must call it. If it throws (the ranks' modules
   /// differ, and the Error names the first difference; a rank is out of memory), it throws on all ranks, and the object
   /// stays attached to what it had before.
   void refresh();
-  /// As above, for a list of parameters, which replaces the old one. No name and no tensor may occur twice.
+  /// As above, for a list of parameters that replaces the old one. No name and no tensor may occur twice.
   void refresh(NamedTensors parameters);
 
   /// In every n-th reduction, compares all parameters, and buffers unless each rank keeps its own, bit by bit, with
   /// hashes in one small message. The Error on all ranks names the tensor and the odd rank out. Buffers are compared
-  /// after they have followed rank 0; the options say which before as well. With a ZeroRedundancyOptimizer that takes
-  /// the mean itself, parameters are compared before its step, buffers at its end. 0 turns it off. Every rank must call
-  /// it.
+  /// after they have followed rank 0, those that the options name also before. With a ZeroRedundancyOptimizer that
+  /// takes the mean itself, parameters are compared before its step, buffers at its end. 0 turns comparison off. Every
+  /// rank must call it.
   void check_divergence_every(int every_n_steps, const DivergenceOptions& options = {});
   /// Compares now. Every rank must call it.
   void check_divergence() const;
-  /// Of the options.
+  /// As in the options.
   const std::vector<std::string>& parameters_to_ignore() const;
 
-  /// The reduction of gradients from the next backward on (comm_hook.h); null: the group's own. Flags of unused
+  /// Sets how gradients are reduced from the next backward on (comm_hook.h). Null: by the group itself. Flags of unused
   /// parameters and what ranks tell each other travel separately, in a small message per bucket. No effect with a
-  /// single rank. Every rank must register an equal hook: types and what describe() says are compared, and a difference
-  /// is an Error on all ranks.
+  /// single rank. Every rank must register an equal hook: types and describe() are compared, and a difference is an
+  /// Error on all ranks.
   void register_comm_hook(std::shared_ptr<CommHook> hook);
   /// The registered hook, or null.
   [[nodiscard]] std::shared_ptr<CommHook> comm_hook() const;
 
-  /// After a backward that reduced: scales the gradients so that their norm, over all parameters as one vector, is at
-  /// most `max_norm` (TORCH_CHECK fails while gradients wait that have not been reduced). Returns the norm before
-  /// scaling, as torch::nn::utils::clip_grad_norm_ does. `norm_type` > 0, or infinity. No communication: gradients are
-  /// the same on every rank. A norm that is not finite leaves NaN or zeros, as it does there.
+  /// Scales the gradients so that their norm, over all parameters as one vector, is at most `max_norm`. Returns the
+  /// norm before scaling, as torch::nn::utils::clip_grad_norm_ does. `norm_type` > 0, or infinity. Call it after a
+  /// backward that reduced: TORCH_CHECK fails while unreduced gradients wait. Does not communicate: gradients are equal
+  /// on every rank. A norm that is not finite leaves NaN or zeros, as in LibTorch.
   ///
-  /// With an optimizer that sums gradients itself (zero_redundancy_optimizer.h) every rank calls it with the same
-  /// arguments, and waits for the others. It leaves no .grad; frozen parameters do not count.
+  /// With an optimizer that sums gradients itself (zero_redundancy_optimizer.h), every rank must call it with the same
+  /// arguments, and waits for the others. It then leaves no .grad, and frozen parameters do not count.
   double clip_grad_norm(double max_norm, double norm_type = 2);
 
-  /// The treatment of steps with infinity or NaN in a gradient, from the next backward on. Costs one pass over the
+  /// Sets how steps with infinity or NaN in a gradient are treated, from the next backward on. Costs one pass over the
   /// gradients and a message of 8 bytes. Every rank must set the same policy.
   void set_non_finite_policy(NonFinitePolicy policy);
   /// Steps without a gradient on any rank: skipped by NonFinitePolicy::kSkip, or by skip_step() on all ranks.
   int64_t skipped_steps() const;
 
-  /// The cost of reductions so far.
+  /// The costs of reductions so far.
   [[nodiscard]] ReductionStats stats() const;
-  /// Lets ranks tell each other after each reduction how long they waited (8 bytes), so that stats() can say which rank
-  /// is late. Every rank must call it.
+  /// Makes ranks tell each other after each reduction how long they waited (8 bytes), so that stats() can name the rank
+  /// that is late. Every rank must call it.
   void set_rank_comparison(bool on);
-  /// Reports the times of each reduction to `observer` from now on; null: to nobody.
+  /// Reports the times of each reduction to `observer` from now on. Null: stops reporting.
   void set_observer(std::shared_ptr<Observer> observer);
 
   /// Seconds that this rank has waited for communication so far: the part not hidden behind backward.
@@ -149,7 +148,7 @@ class Replica {
   /// Throws if the group is gone or, on all ranks, if the module was edited without refresh().
   void before_forward();
   void check_not_moved_from() const { (void)*state_; }
-  /// The derived object keeps this list: its handles are no user's, until it is handed out.
+  /// The derived object keeps this list. Its handles count as no user's until it is handed out.
   void keeps_list(const NamedTensors& list) const;
   void hands_out_list() const;
 

@@ -18,22 +18,22 @@ class Replica;
 class SummaryWriter;
 
 struct RunLogOptions {
-  /// Folder of the files; made if it does not exist. Empty: the launcher's run folder, or else runs/<name of the
+  /// The folder of the files, made if it does not exist. Empty: the launcher's run folder, or else runs/<name of the
   /// program>.
   std::string folder{};
-  /// Let rank 0 also write TensorBoard event files, to the subfolder tensorboard.
+  /// Rank 0 also writes TensorBoard event files, to the subfolder tensorboard.
   bool tensorboard = true;
-  /// Steps taken before this program started: a resumed run continues the count.
+  /// Steps taken before this program started. A resumed run continues the count.
   int64_t first_step = 0;
-  /// The number of reductions of a watched model that each rank writes to FOLDER/trace_rank<r>.json, for Perfetto and
-  /// the report, after the first ten, which are not typical. 0: none.
+  /// Reductions of a watched model that each rank writes to FOLDER/trace_rank<r>.json, for Perfetto and the report. The
+  /// first ten, which are not typical, are left out. 0: none.
   int traced_reductions = 50;
-  /// A line waits in memory at most this long if others follow it; a process that is killed loses the newer lines.
+  /// The longest time that a line waits in memory if others follow it. A process that is killed loses the newer lines.
   std::chrono::milliseconds flush_interval = std::chrono::seconds(1);
 };
 
 /// Records what happens in a run: JSON lines on every rank (FOLDER/metrics_rank<r>.jsonl; docs/observing.md has the
-/// format) and TensorBoard's event files on rank 0. `lockstep report FOLDER` makes a page from it.
+/// format) and TensorBoard's event files on rank 0. `lockstep report FOLDER` makes a page from them.
 ///
 ///     lockstep::RunLog log(context);
 ///     log.watch(model);
@@ -46,7 +46,7 @@ struct RunLogOptions {
 ///       log.scalar("valid/accuracy", accuracy);
 ///     }
 ///
-/// Scalars whose names differ only in a part train, valid, val, test or eval share a chart on the page.
+/// Scalars whose names differ only in a part "train", "valid", "val", "test" or "eval" share a chart on the page.
 ///
 /// Every rank constructs one and makes the same calls; only watch() communicates. Used by one thread. If the disk is
 /// full, lines are lost, a message on stderr says so once, and training goes on.
@@ -61,17 +61,17 @@ class RunLog {
   RunLog& operator=(RunLog&&) = delete;
   ~RunLog();
 
-  /// From now on, records what the reductions of `model` cost: its buckets, the share of communication, which rank is
-  /// late. Turns on the model's set_rank_comparison() and, for the traced reductions, replaces its observer. `model`, a
-  /// DistributedDataParallel, must not be moved as long as step() and epoch() are called. Every rank must call it.
+  /// From now on, records the cost of the reductions of `model`: buckets, share of communication, which rank is late.
+  /// Turns on the model's set_rank_comparison() and, for the traced reductions, replaces its observer. `model`, a
+  /// DistributedDataParallel, must not be moved while step() and epoch() are called. Every rank must call it.
   void watch(Replica& model);
 
-  /// Epoch `number`, from 0, begins. The time since the last step does not count as training.
+  /// Begins epoch `number`, counted from 0. The time since the last step does not count as training.
   void epoch(int64_t number);
-  /// An optimizer step is done, in which this rank saw `samples` samples; the values, if any, are recorded with it.
-  /// Rates are computed from the time between steps.
+  /// Records an optimizer step in which this rank saw `samples` samples, with any values given. Rates are computed from
+  /// the time between steps.
   void step(int64_t samples, Scalars scalars = {});
-  /// A value at `step`, by default the last step.
+  /// Records a value at `step`, by default the last step.
   void scalar(std::string_view name, double value, std::optional<int64_t> step = std::nullopt);
 
   /// Steps taken, including the first_step of the options.
@@ -80,7 +80,7 @@ class RunLog {
   SummaryWriter& tensorboard();
   /// The folder of the files.
   const std::string& folder() const;
-  /// Writes out the lines that wait in memory.
+  /// Writes the lines that are waiting in memory.
   void flush();
 
  private:

@@ -15,11 +15,11 @@ namespace lockstep {
 
 struct RunningStatisticsOptions {
   double epsilon = 1e-8;  ///< added to the variance before its root is taken
-  double limit = 10;      ///< of what forward() returns, on both sides; 0: none
+  double limit = 10;      ///< of forward()'s results, on both sides; 0: none
 };
 
-/// Mean and variance of all samples that all ranks have seen so far, for observations and returns that are normalized
-/// as they come. They are buffers, so state_dict() and a Checkpointer have them.
+/// Mean and variance of all samples that all ranks have seen so far, to normalize observations and returns as they
+/// arrive. They are buffers, so state_dict() and a Checkpointer include them.
 ///
 ///     lockstep::RunningStatistics seen({17});                       // of vectors of 17 numbers
 ///     ...
@@ -27,25 +27,26 @@ struct RunningStatisticsOptions {
 ///     policy(seen(observations));
 ///
 /// Batches are merged as by Chan, Golub and LeVeque ("Updating Formulae and a Pairwise Algorithm for Computing Sample
-/// Variances", 1979), in double and in the order of ranks, so every rank has the same bits, which are those of one
-/// process to rounding.
+/// Variances", 1979), in double and in rank order, so every rank has the same bits, which equal one process's to
+/// rounding.
 class RunningStatisticsImpl : public torch::nn::Cloneable<RunningStatisticsImpl> {
  public:
-  /// `shape`: of a sample. TORCH_CHECK fails for an epsilon or a limit that is negative or not finite.
+  /// `shape` is the shape of a sample. TORCH_CHECK fails for an epsilon or a limit that is negative or not finite.
   explicit RunningStatisticsImpl(std::vector<int64_t> shape, RunningStatisticsOptions options = {});
   void reset() override;
 
-  /// Adds [n, shape...] samples of each rank; n may be 0, and differ. Every rank of `group` calls it: one message of 16
-  /// bytes for each number of a sample. Throws Error on all ranks, and changes nothing, if a rank's samples have
-  /// another shape, or infinity or NaN among them.
+  /// Adds [n, shape...] samples of each rank; n may be 0, and may differ by rank. Every rank of `group` must call it.
+  /// Sends one message of 16 bytes for each number of a sample. Throws Error on all ranks, and changes nothing, if a
+  /// rank's samples have another shape or contain infinity or NaN.
   void update(const at::Tensor& samples, const Group& group);
-  /// (x - mean) / sqrt(variance + epsilon), within the limit. x: [..., shape...]; returns its shape and dtype. No
-  /// message.
+  /// (x - mean) / sqrt(variance + epsilon), within the limit. x: [..., shape...]. Returns the same shape and dtype.
+  /// Does not communicate.
   at::Tensor forward(const at::Tensor& x) const;
-  /// The reverse, without the limit. No message.
+  /// The inverse of forward(), without the limit. Does not communicate.
   at::Tensor denormalized(const at::Tensor& x) const;
 
-  /// Double, of `shape`; zeros and ones before the first sample. The variance is that of the population. No message.
+  /// Double, of `shape`; zeros and ones before the first sample. The variance is that of the population. Does not
+  /// communicate.
   at::Tensor mean() const { return mean_; }
   at::Tensor variance() const;
   int64_t count() const;
@@ -58,8 +59,8 @@ class RunningStatisticsImpl : public torch::nn::Cloneable<RunningStatisticsImpl>
 TORCH_MODULE(RunningStatistics);
 
 /// (values - mean) / (deviation + epsilon), with the mean and the sample deviation of all ranks' values together, as
-/// for the advantages of a batch. Returns the shape and dtype of `values`, which may be empty and of other sizes on
-/// other ranks. Every rank of `group` calls it. Throws Error on all ranks if a rank has infinity or NaN.
+/// for the advantages of a batch. Returns the shape and dtype of `values`, which may be empty or differ in size by
+/// rank. Every rank of `group` must call it. Throws Error on all ranks if a rank has infinity or NaN.
 at::Tensor standardize(const at::Tensor& values, const Group& group, double epsilon = 1e-8);
 
 }  // namespace lockstep

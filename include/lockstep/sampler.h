@@ -9,8 +9,8 @@
 
 namespace lockstep {
 
-/// Which samples an epoch has, and in which order, instead of DataLoaderOptions::shuffle: for weighted draws, subsets,
-/// or batches of similar lengths.
+/// Chooses the samples of an epoch and their order, in place of DataLoaderOptions::shuffle: for weighted draws,
+/// subsets, or batches of similar lengths.
 ///
 ///     struct Weighted : lockstep::Sampler {
 ///       int64_t size() const override { return weights.size(0); }
@@ -23,9 +23,9 @@ namespace lockstep {
 ///     };
 ///     lockstep::DataLoader train(dataset, context, {.batch_size = 32, .sampler = std::make_shared<Weighted>(...)});
 ///
-/// The order covers the whole world: the loader deals it out to the ranks like its own. So every rank's sampler must
-/// give the same order: draw from a seed that all ranks share, not from torch's generator, which is seeded differently
-/// on each rank. Used only by the loader's thread.
+/// The order covers the whole world, and the loader deals it out to the ranks like its own. So every rank's sampler
+/// must give the same order: draw from a seed that all ranks share, not from torch's generator, which is seeded
+/// differently on each rank. Used only by the loader's thread.
 class Sampler {
  public:
   virtual ~Sampler() = default;
@@ -36,9 +36,9 @@ class Sampler {
   /// The epoch's size() indices, each below the dataset's size; repetitions are allowed.
   virtual std::vector<int64_t> order(int epoch) = 0;
 
-  /// The state on which future orders depend besides the epoch, for checkpoints of the loader; None: none. The loader
-  /// saves both the state before the current epoch's order() and the present one, so an epoch that was stopped in the
-  /// middle continues in its own order, and later ones come out as if the run had never stopped.
+  /// The state, besides the epoch, on which future orders depend, for checkpoints of the loader. None: there is none.
+  /// The loader saves both the state before the current epoch's order() and the present one, so an interrupted epoch
+  /// continues in its own order, and later epochs come out as if the run had never stopped.
   virtual c10::IValue state_dict() const { return {}; }
   virtual void load_state_dict(const c10::IValue& state) { static_cast<void>(state); }
 

@@ -9,16 +9,16 @@
 
 namespace lockstep {
 
-/// The learning rate as a function of the optimizer steps made so far, for an LRScheduler. Your own:
+/// The learning rate as a function of the optimizer steps made so far, for an LRScheduler. To write your own:
 ///
 ///     lockstep::Schedule inverse_root{.rate = [](double base, int64_t step) { return base / std::sqrt(step + 1.0); }};
 ///
 /// The functions below give PyTorch's schedules under PyTorch's names, in closed form: the rate of a step does not
 /// depend on the steps before it. TORCH_CHECK fails for arguments out of range.
 struct Schedule {
-  /// The rate after `step` optimizer steps for a group whose own rate is `base`.
+  /// The rate after `step` optimizer steps, for a group whose base rate is `base`.
   std::function<double(double base, int64_t step)> rate;
-  /// Momentum (SGD, RMSprop) or the first beta (Adam, AdamW) after `step` steps. Null or nullopt: left alone.
+  /// Momentum (SGD, RMSprop) or the first beta (Adam, AdamW) after `step` steps. Null or nullopt: unchanged.
   std::function<std::optional<double>(int64_t step)> momentum = nullptr;
 };
 
@@ -45,7 +45,7 @@ enum class AnnealStrategy { kCos, kLinear };
 struct OneCycleOptions {
   int64_t total_steps;
   std::optional<double> max_lr{};  ///< unset: each group's own rate
-  double pct_start = 0.3;          ///< share of the steps in which the rate rises
+  double pct_start = 0.3;          ///< the share of steps in which the rate rises
   AnnealStrategy anneal_strategy = AnnealStrategy::kCos;
   bool cycle_momentum = true;  ///< momentum falls while the rate rises, and vice versa
   double base_momentum = 0.85;
@@ -58,8 +58,8 @@ struct OneCycleOptions {
 /// total_steps.
 Schedule one_cycle_lr(const OneCycleOptions& options);
 
-/// The first schedule until milestones[0] steps are made, then the second, which counts its steps from there, and so
-/// on. Milestones must ascend; there is one fewer than schedules.
+/// The first schedule for milestones[0] steps, then the second, which counts its steps from there, and so on.
+/// Milestones must ascend; there is one fewer than schedules.
 Schedule sequential_lr(std::vector<Schedule> schedules, std::vector<int64_t> milestones);
 /// `steps` steps in a straight line from base * start_factor to base, then `then`: a sequential_lr of linear_lr and
 /// `then`.

@@ -18,17 +18,18 @@ struct ZeroRedundancyOptions;
 
 namespace lockstep::detail {
 
-/// A model of whose parameters each rank holds parts. An optimizer steps these: tensors of their own, flat, one for
-/// each parameter that the model trains, which is empty where this rank holds nothing of it.
+/// A model of whose parameters each rank holds parts, which an optimizer steps. The parts are flat tensors, one for
+/// each parameter that the model trains, empty where this rank holds nothing of it.
 class ShardedModel {
  public:
   virtual ~ShardedModel() = default;
-  /// Of all that it trains, in the order of the module.
+  /// The parts of all parameters that it trains, in the order of the module.
   virtual std::vector<at::Tensor> parts() const = 0;
-  /// The groups with each parameter's part in its place. TORCH_CHECK fails unless they hold all that the model trains.
+  /// The groups with each parameter replaced by its part. TORCH_CHECK fails unless they hold all parameters that the
+  /// model trains.
   virtual std::vector<torch::optim::OptimizerParamGroup> parts_of(
       const std::vector<torch::optim::OptimizerParamGroup>& groups) const = 0;
-  /// What steps `optimizer`, which has such groups. Every rank calls it.
+  /// Makes the stepper of `optimizer`, which has such groups. Every rank must call it.
   virtual std::unique_ptr<Stepper> make_stepper(torch::optim::Optimizer& optimizer, const StepKind& kind,
                                                 const ZeroRedundancyOptions& options) const = 0;
 };

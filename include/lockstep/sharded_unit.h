@@ -14,13 +14,13 @@
 namespace lockstep {
 namespace detail {
 
-/// What the units of a model are told to, by number.
+/// Receives the calls of a model's units, by unit number.
 class UnitCalls {
  public:
   virtual ~UnitCalls() = default;
   virtual void begins(size_t unit) = 0;
   virtual void returns(size_t unit, const std::vector<at::Tensor>& outputs) = 0;
-  /// Also when the unit has thrown.
+  /// Called also when the unit has thrown.
   virtual void ends(size_t unit) noexcept = 0;
 };
 
@@ -28,11 +28,11 @@ struct EarlyUnit;
 
 class UnitBase {
  public:
-  /// What a ShardedInitialization has made of it; null: nothing, or it was taken.
+  /// Takes the result of a ShardedInitialization; null: nothing, or already taken.
   std::shared_ptr<EarlyUnit> take_early() { return std::move(early_); }
   const EarlyUnit* early() const { return early_.get(); }
   void keep_early(std::shared_ptr<EarlyUnit> early) { early_ = std::move(early); }
-  /// `calls` hears of every forward from now on, for as long as it lives.
+  /// From now on, reports every forward to `calls`, as long as that lives.
   void attach(std::weak_ptr<UnitCalls> calls, size_t number) {
     calls_ = std::move(calls);
     number_ = number;
@@ -85,13 +85,14 @@ class UnitBase {
   std::shared_ptr<EarlyUnit> early_;
 };
 
-/// The last member of a unit, made when the layer is: tells this thread's ShardedInitialization, if there is one.
+/// The last member of a unit, made when the layer is complete. Tells this thread's ShardedInitialization, if there is
+/// one.
 class MadeUnit {
  public:
   MadeUnit(const torch::nn::Module& layer, UnitBase& unit);
 };
 
-/// `Module` with a forward that is announced.
+/// A `Module` that announces its forward.
 template <typename Module, typename Forward = decltype(&Module::forward)>
 class Unit;
 template <typename Module, typename Base, typename Result, typename... Arguments>
@@ -113,12 +114,13 @@ class Unit<Module, Result (Base::*)(Arguments...) const> : public Unit<Module, R
 
 }  // namespace detail
 
-/// A layer whose parameters a FullyShardedDataParallel gathers while it is called, and which is `Holder` otherwise: its
-/// names, members and constructors, and alone it is that layer.
+/// A layer whose parameters a FullyShardedDataParallel gathers while it is called. In all else it is a `Holder`, with
+/// the same names, members and constructors, and works alone like that layer.
 ///
 ///     layers->push_back(lockstep::ShardedUnit<Layer>(width, heads));    // was Layer(width, heads)
 ///
-/// It has one forward, without default arguments, that returns a tensor or vectors, tuples or optionals of such.
+/// REQUIRES: the layer has one forward, without default arguments, that returns a tensor, or vectors, tuples or
+/// optionals of tensors.
 template <typename Holder>
 using ShardedUnit = torch::nn::ModuleHolder<detail::Unit<typename Holder::ContainedType>>;
 

@@ -11,17 +11,17 @@
 namespace lockstep {
 
 struct SpawnOptions {
-  /// The ranks' arguments, after the program's name. With `same_arguments` they are those of this process.
+  /// The ranks' arguments, after the program's name. With `same_arguments` these are this process's arguments.
   bool same_arguments = true;
   std::vector<std::string> arguments{};
-  /// The time after which ranks that stand still are ended as hanging: some wait for a rank that neither computes
-  /// nor calls heartbeat() (docs/launcher.md). milliseconds::max(): forever.
+  /// How long ranks may hang before they are ended: some wait for a rank that neither computes nor calls heartbeat()
+  /// (docs/launcher.md). milliseconds::max(): forever.
   std::chrono::milliseconds hang_timeout = std::chrono::minutes(5);
-  /// Time between asking the ranks to stop, when one has failed, and killing them.
+  /// When a rank has failed: the time between asking the others to stop and killing them.
   std::chrono::milliseconds grace = std::chrono::seconds(5);
 };
 
-/// Thrown by spawn() when its ranks fail. Describes the rank that failed first, as far as that can be known.
+/// Thrown by spawn() when its ranks fail. Describes the rank that failed first, as far as this can be determined.
 class RankError : public Error {
  public:
   RankError(const std::string& text, int rank, int exit_code) : Error(text), rank_(rank), exit_code_(exit_code) {}
@@ -35,21 +35,20 @@ class RankError : public Error {
   int exit_code_;
 };
 
-/// Runs `function(rank)` in `ranks` new processes, which Context and everything else see as ranks, and returns when all
-/// are done. For programs and tests that no launcher has started.
+/// Runs `function(rank)` in `ranks` new processes, which Context and all else treat as ranks, and returns when all are
+/// done. For programs and tests without a launcher.
 ///
 ///     lockstep::spawn(4, [](int) {
 ///       lockstep::Context context;
 ///       ...
 ///     });
 ///
-/// The ranks execute this program again, with the same arguments: they reach this call in the same way as this process
-/// did, and run `function` there. So **all code before the call runs again in every rank**: put nothing there that
-/// should happen only once. Calls are identified by their place in the source and counted there; in a rank, all other
-/// calls return at once. A rank that ends without reaching this call is an error. What `function` captures is what the
-/// code before it has computed in the rank, and nothing that `function` writes comes back. (A fork would give the ranks
-/// this process's memory, but no working thread pools: once LibTorch has run a parallel operation, a forked child hangs
-/// in its next one.)
+/// The ranks execute this program again, with the same arguments, reach this call as this process did, and run
+/// `function` there. So **all code before the call runs again in every rank**: put nothing there that should happen
+/// only once. Calls are identified by their place in the source and counted there; in a rank, all other calls return at
+/// once. A rank that ends without reaching this call is an error. `function` captures values that the code before it
+/// computed in the rank, and nothing that it writes comes back. (A fork would give the ranks this process's memory, but
+/// no working thread pools: once LibTorch has run a parallel operation, a forked child hangs in its next one.)
 ///
 /// The ranks write where this process writes; their stdin is empty. They exit with 0 when `function` returns. If one
 /// throws or ends otherwise, the others are stopped, and RankError is thrown here with its rank and text (the first

@@ -13,7 +13,7 @@ class Group;
 
 namespace lockstep::detail {
 
-/// How an optimizer's class steps.
+/// How an optimizer's class takes steps.
 struct StepKind {
   FormulaKind formula = FormulaKind::kNone;
   bool state_is_known = false;
@@ -27,7 +27,7 @@ class Stepper {
  public:
   virtual ~Stepper() = default;
   virtual void step() = 0;
-  /// TORCH_CHECK fails if only the optimizer knows its state.
+  /// TORCH_CHECK fails if only the optimizer knows the meaning of its state.
   virtual void check_state_is_known() const {}
   /// Makes the tensors in the optimizer's map whole until the next step.
   /// REQUIRES: every rank calls it if ranks share no memory.
@@ -40,7 +40,7 @@ class Stepper {
   virtual at::IntArrayRef sizes_of(const at::Tensor& parameter) const { return parameter.sizes(); }
   /// Whether tensors of a loaded state may stay as they are until the next step.
   virtual bool adopts_state() const { return false; }
-  /// The optimizer was moved.
+  /// Called when the optimizer has moved.
   virtual void move_to(torch::optim::Optimizer& optimizer) = 0;
 };
 

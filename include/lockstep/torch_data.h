@@ -15,22 +15,22 @@
 
 namespace lockstep::datasets {
 
-/// A dataset of torch::data, with or without `.map(...)`, as one that a DataLoader shares out among the ranks:
+/// Adapts a dataset of torch::data, with or without `.map(...)`, to a DataLoader, which shares it out among the ranks:
 ///
 ///     auto images = torch::data::datasets::MNIST(folder).map(torch::data::transforms::Normalize<>(0.1307, 0.3081));
 ///     lockstep::DataLoader train(lockstep::datasets::TorchData(std::move(images)), context,
 ///                                {.batch_size = 64, .shuffle = true});
 ///
-/// A list of examples becomes a batch of their tensors, stacked; a batch that torch::data::transforms::Stack has made
-/// is taken as it is. Examples without a target have an undefined one. The order, the batches and the workers are
-/// DataLoader's: torch's samplers and loaders are not needed.
+/// A list of examples becomes a batch of their tensors, stacked; a batch made by torch::data::transforms::Stack is used
+/// as it is. Examples without a target have an undefined one. DataLoader provides the order, the batches and the
+/// workers: torch's samplers and loaders are not needed.
 ///
-/// As under torch's own loader, every worker uses a copy of the dataset: copies must give the same samples. What random
-/// transforms of torch::data draw depends on the worker that they run on, so it differs from run to run; those of
-/// transforms.h do not.
+/// As under torch's own loader, every worker uses a copy of the dataset, and copies must give the same samples. Draws
+/// of torch::data's random transforms depend on the worker, so they differ from run to run; those of transforms.h do
+/// not.
 ///
 /// TORCH_CHECK fails for a dataset that does not know its size. Datasets that choose the samples themselves (streams,
-/// chunks, shared ones) do not compile: no rank could be given a share of one.
+/// chunks, shared ones) do not compile: they cannot be shared out among ranks.
 template <typename D>
 class TorchData : public Dataset {
   static_assert(std::same_as<typename D::BatchRequestType, at::ArrayRef<size_t>> && !D::is_stateful,
@@ -55,7 +55,7 @@ class TorchData : public Dataset {
   }
 
  private:
-  /// The dataset, and the copies that no worker uses at the moment.
+  /// The dataset, and the copies that no worker is using.
   struct Source {
     explicit Source(D dataset) : original(std::move(dataset)) {}
     std::unique_ptr<D> take() {

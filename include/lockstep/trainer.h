@@ -24,18 +24,16 @@
 
 namespace lockstep {
 
-/// The dtype that forward computes in: the tensors' own; bfloat16 by autocast; half by autocast with a GradScaler.
+/// The dtype of forward: the tensors' own; bfloat16 by autocast; half by autocast with a GradScaler.
 enum class Precision { kFloat, kBFloat16, kHalf };
 
 struct TrainerOptions {
   int epochs = 1;  ///< in total, including those of a resumed checkpoint
-  /// Batches per step of the optimizer. Each sample has the same weight, even if the last step of an epoch has fewer
-  /// batches.
+  /// Batches per optimizer step. Each sample has the same weight, even if the last step of an epoch has fewer batches.
   int accumulate = 1;
   std::optional<double> clip_grad_norm{};
   Precision precision = Precision::kFloat;
-  /// Makes the schedule of the learning rate for the optimizer steps of the whole training. Null: the rate stays as it
-  /// is.
+  /// Makes the learning rate schedule for the optimizer steps of the whole training. Null: the rate does not change.
   std::function<Schedule(int64_t steps)> schedule{};
   std::optional<EmaOptions> ema{};  ///< average weights, and evaluate with the first of the averages
   std::string score{};              ///< name of the metric that rates an epoch; empty: none
@@ -47,20 +45,20 @@ struct TrainerOptions {
   bool progress = true;                    ///< a line on rank 0's stderr
 };
 
-/// A completed epoch: the same on every rank.
+/// A completed epoch; equal on every rank.
 struct EpochResult {
   int epoch = 0;          ///< counts from 0
-  double loss = 0;        ///< mean over the samples of all ranks, each at the time it was trained on
+  double loss = 0;        ///< mean over the samples of all ranks, each when it was trained on
   MetricValues values{};  ///< of the evaluation
   bool is_best = false;   ///< its score is the best so far
 };
 
 struct TrainerResult {
-  int epochs = 0;     ///< that are over
+  int epochs = 0;     ///< completed
   int64_t steps = 0;  ///< of the optimizer, including those that a GradScaler skipped
   double best_score = std::numeric_limits<double>::quiet_NaN();
   int best_epoch = -1;          ///< counts from 0; -1: there was no score
-  std::string stopped_early{};  ///< why; empty: all epochs are done
+  std::string stopped_early{};  ///< the reason; empty: all epochs are done
 };
 
 /// The usual loop, made from the parts in the other headers. Its source is short: copy it if you need more.
@@ -72,8 +70,8 @@ struct TrainerResult {
 /// A loader is a DataLoader or an ExampleLoader. The tensors of a batch are moved to the parameters' device, if its
 /// type lists them (example_loader.h).
 ///
-/// Every rank makes one, makes the same calls, and takes the same steps; rank 0 decides when to stop. Used by one
-/// thread. What it is given must outlive it.
+/// Every rank must make one and make the same calls. All ranks take the same steps; rank 0 decides when to stop. Used
+/// by one thread. Its arguments must outlive it.
 class Trainer {
  public:
   template <std::derived_from<LoaderBase> Loader>
@@ -82,14 +80,14 @@ class Trainer {
   /// Attaches to the module as DistributedDataParallel does. TORCH_CHECK fails for invalid options.
   Trainer(std::shared_ptr<torch::nn::Module> module, torch::optim::Optimizer& optimizer, const Context& context,
           TrainerOptions options = {});
-  /// With a `model` that is attached to the module already, as an optimizer whose steps ranks share out needs:
+  /// With a `model` that is already attached to the module, as an optimizer whose steps ranks share needs:
   ///
   ///     lockstep::DistributedDataParallel model(net, context);
   ///     lockstep::ZeroRedundancyOptimizer optimizer(model, torch::optim::AdamWOptions(1e-3));
   ///     lockstep::Trainer trainer(net.ptr(), model, optimizer, context, {.epochs = 10});
   Trainer(std::shared_ptr<torch::nn::Module> module, Replica& model, torch::optim::Optimizer& optimizer,
           const Context& context, TrainerOptions options = {});
-  /// Refuses, in one sentence, a module that is neither a std::shared_ptr nor a module holder.
+  /// Refuses, with a one-sentence error, a module that is neither a std::shared_ptr nor a module holder.
   template <detail::ModuleOnStack Module>
   Trainer(const Module&, torch::optim::Optimizer& optimizer, const Context& context, const TrainerOptions& = {})
       : Trainer(std::shared_ptr<torch::nn::Module>(), optimizer, context) {
@@ -111,20 +109,20 @@ class Trainer {
       });
     });
   }
-  /// Called on every rank after each epoch, before its checkpoint.
+  /// Called on every rank after each epoch, before the epoch's checkpoint.
   void on_epoch(std::function<void(const EpochResult&)> callback);
-  /// For communication hooks, statistics and the like. Checkpoints hold the state of a hook that is registered before
+  /// For communication hooks, statistics and so on. Checkpoints include the state of a hook that is registered before
   /// fit().
   Replica& model();
-  /// Writes the model with average `which` of the options' `ema`, as lockstep::save() writes a state dict: Python's
-  /// load_state_dict reads it, too. Every rank calls it; rank 0 writes. Throws Error on all ranks if that fails.
-  /// TORCH_CHECK fails without `ema`.
+  /// Writes the model with average `which` of the options' `ema`, as lockstep::save() writes a state dict, which
+  /// Python's load_state_dict also reads. Every rank must call it; rank 0 writes. Throws Error on all ranks if that
+  /// fails. TORCH_CHECK fails without `ema`.
   void save_averages(const std::string& path, size_t which = 0) const;
 
   /// Trains until all epochs are done or the score stops improving. `loss` returns the mean over its batch, which is on
   /// the parameters' device: TORCH_CHECK fails for anything but one number that depends on parameters. The module stays
-  /// in train() or eval() as the caller left it. Every rank calls it, once. Throws Error on all ranks if their options
-  /// differ, naming the first that does. If it throws, checkpoints already written stay.
+  /// in train() or eval() as the caller left it. Every rank must call it, once. Throws Error on all ranks if their
+  /// options differ, naming the first that does. After an exception, checkpoints already written remain.
   template <std::derived_from<LoaderBase> Loader, std::invocable<BatchOf<Loader>&> Loss>
   TrainerResult fit(Loader& train, Loss&& loss) {
     return fit_passes(train, [&] {

@@ -22,7 +22,7 @@ namespace transforms {
 /// Changes a batch of images: [n, channels, height, width], uint8 or float32, contiguous, on the CPU, which it may
 /// modify. `seeds[i]` belongs to image i and depends only on the loader's seed, the epoch, the sample's index and the
 /// transform's place in its chain. So numbers drawn from it are the same on any number of ranks and workers, in any
-/// batch, and after a resume. Several workers call a transform at once. Your own function or lambda works as well.
+/// batch, and after a resume. Several workers call a transform at once. Any function or lambda works.
 using Transform = std::function<at::Tensor(at::Tensor images, at::ArrayRef<uint64_t> seeds)>;
 
 /// Random numbers from a seed, the same on every machine.
@@ -39,11 +39,11 @@ class Random {
   uint64_t state_;
 };
 
-/// (x - mean) / standard deviation of each channel, in float32; bytes are scaled to 0 .. 1 first: torchvision's
-/// ToTensor and Normalize. A single number applies to all channels. Normalize({0}, {1}) only turns bytes into floats.
+/// (x - mean) / standard deviation of each channel, in float32, like torchvision's ToTensor and Normalize; bytes are
+/// scaled to 0 .. 1 first. A single number applies to all channels. Normalize({0}, {1}) only converts bytes to floats.
 class Normalize {
  public:
-  /// Throws c10::Error unless there are as many standard deviations as means, and none of them is 0.
+  /// Throws c10::Error unless there are as many standard deviations as means, none of them 0.
   Normalize(at::ArrayRef<float> mean, at::ArrayRef<float> standard_deviation);
   at::Tensor operator()(const at::Tensor& images, at::ArrayRef<uint64_t> seeds) const;
 
@@ -57,7 +57,7 @@ struct RandomCropOptions {
   int64_t padding = 0;
 };
 
-/// A part of `height` x `width`, every position equally likely.
+/// A random part of `height` x `width`; every position is equally likely.
 class RandomCrop {
  public:
   RandomCrop(int64_t height, int64_t width, RandomCropOptions options = {});
@@ -68,7 +68,7 @@ class RandomCrop {
   int64_t height_, width_, padding_;
 };
 
-/// Mirrored left to right with this probability.
+/// Mirrors left to right with this probability.
 class RandomHorizontalFlip {
  public:
   explicit RandomHorizontalFlip(double probability = 0.5);
@@ -84,8 +84,8 @@ struct RandomResizedCropOptions {
   std::array<double, 2> ratio{3.0 / 4, 4.0 / 3};
 };
 
-/// A part of random area and shape, resized to `height` x `width`; drawn as in torchvision. Resized by a triangle
-/// filter that widens when it shrinks (antialiased bilinear).
+/// A part of random area and shape, drawn as in torchvision and resized to `height` x `width` by a triangle filter that
+/// widens when shrinking (antialiased bilinear).
 class RandomResizedCrop {
  public:
   RandomResizedCrop(int64_t height, int64_t width, RandomResizedCropOptions options = {});

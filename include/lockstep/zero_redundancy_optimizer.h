@@ -16,11 +16,11 @@
 namespace lockstep {
 
 struct ZeroRedundancyOptions {
-  /// For a model of several ranks: parameters lie once on each machine, in memory that all of its ranks map, so what
-  /// one rank writes into them is everybody's there. false: each rank has its own copy.
+  /// For a model of several ranks: parameters exist once on each machine, in memory that all of its ranks map, so a
+  /// rank's writes to them are visible to all. False: each rank has its own copy.
   bool shared_parameters = false;
-  /// Keep float16 and bfloat16 parameters and their state in float as well, so that steps smaller than a parameter's
-  /// last bit add up. The optimizer steps the float copy; the parameter is the copy, rounded.
+  /// Also keep float16 and bfloat16 parameters and their state in float, so that steps smaller than a parameter's last
+  /// bit add up. The optimizer steps the float copy; the parameter is the copy, rounded.
   bool master_weights = false;
   /// For the parts of a FullyShardedDataParallel: a folder on a local disk. The optimizer's state then lies in files
   /// there, which the kernel writes out and reads back when memory is short. They have no names and go with the
@@ -31,14 +31,13 @@ struct ZeroRedundancyOptions {
 
 namespace detail {
 
-/// TORCH_CHECK fails for parameters and options that cannot be stepped.
+/// TORCH_CHECK fails for parameters and options that the optimizer cannot step.
 void check_parameters(const torch::optim::Optimizer& optimizer, FormulaKind kind, const ZeroRedundancyOptions& options);
-/// Runs own_step(), which is LibTorch's, on the masters of 16-bit parameters; the parameters are then the masters,
-/// rounded.
+/// Runs own_step(), LibTorch's, on the masters of 16-bit parameters. The parameters are then the masters, rounded.
 void step_on_masters(torch::optim::Optimizer& optimizer, FormulaKind kind, const std::function<void()>& own_step);
 std::vector<at::Tensor> trained_parameters(const Replica& model);
 
-/// `model`: whose ranks step together; null: the optimizer is one process's. Null if the optimizer's own step()
+/// The ranks of `model` step together; null: the optimizer is one process's. Returns null if the optimizer's own step()
 /// suffices.
 /// REQUIRES: every rank of `model` calls it.
 std::unique_ptr<Stepper> make_stepper(const Replica* model, torch::optim::Optimizer& optimizer, const StepKind& kind,
@@ -59,9 +58,9 @@ std::unique_ptr<Stepper> make_stepper(const Replica* model, torch::optim::Optimi
 ///
 ///     lockstep::ZeroRedundancyOptimizer optimizer(net->parameters(), torch::optim::AdamWOptions(1e-3));
 ///
-/// It is a subclass of that optimizer: parameter groups, options, learning rates, state() and code that saves and loads
-/// them work as they do there. The formulas are LibTorch's, operation by operation, without fused multiply-adds: the
-/// same bits on every processor, which differ from LibTorch's in the last place. 16-bit parameters are computed in
+/// It is a subclass of LibTorch's optimizer: parameter groups, options, learning rates, state() and code that saves and
+/// loads them work as before. The formulas are LibTorch's, operation by operation, without fused multiply-adds: every
+/// processor gives the same bits, which differ from LibTorch's in the last place. 16-bit parameters are computed in
 /// float and rounded once per step. Large parameters are stepped by the threads of at::set_num_threads().
 ///
 /// Parameters are all on the CPU or all on one device (shared_parameters: the CPU). A step() that fails changes
@@ -81,22 +80,23 @@ class ZeroRedundancyOptimizer : public Optimizer,
   template <typename OptimizerOptions>
   ZeroRedundancyOptimizer(const Groups& groups, OptimizerOptions defaults, ZeroRedundancyOptions options = {})
       : ZeroRedundancyOptimizer(static_cast<const Replica*>(nullptr), groups, std::move(defaults), options) {}
-  /// Steps the parameters that `model` trains, together with its other ranks. `model` outlives it. Every rank makes it
-  /// and calls step(), with the same options and the same state; a difference is an Error on all ranks.
+  /// Steps the parameters that `model` trains, together with the model's other ranks. Every rank must make it and call
+  /// step(), with the same options and the same state; a difference is an Error on all ranks.
+  /// REQUIRES: `model` outlives it.
   ///
-  /// With kernels, step() takes the mean (or sum) over the ranks, instead of backward: until then .grad is this rank's
-  /// own gradient. Limit its norm by model.clip_grad_norm(), which every rank then calls and which leaves no .grad.
-  /// Errors and skipped steps of a reduction (NonFinitePolicy, skip_step()) come with step(). While `model` has a
+  /// With kernels, step() instead of backward takes the mean (or sum) over the ranks: until then .grad is this rank's
+  /// own gradient. Limit its norm by model.clip_grad_norm(), which every rank must then call and which leaves no .grad.
+  /// Errors and skipped steps of a reduction (NonFinitePolicy, skip_step()) come from step(). While `model` has a
   /// communication hook, and if several machines have several ranks, backward reduces gradients as without this
   /// optimizer.
   ///
   /// The parameters move into memory that the ranks of the machine share, and back when this object is destroyed. The
   /// tensors stay the same objects, but their views and earlier results of .data() show the old memory. If ranks share
-  /// no memory, every rank calls the functions that save the state.
+  /// no memory, every rank must call the functions that save the state.
   template <detail::OfRanks Model, typename OptimizerOptions>
   ZeroRedundancyOptimizer(const Model& model, OptimizerOptions defaults, ZeroRedundancyOptions options = {})
       : ZeroRedundancyOptimizer(&model, Groups{detail::trained_parameters(model)}, std::move(defaults), options) {}
-  /// With groups that have their own options, and together hold the parameters that `model` trains.
+  /// With groups that have their own options and together hold all parameters that `model` trains.
   template <detail::OfRanks Model, typename OptimizerOptions>
   ZeroRedundancyOptimizer(const Model& model, const Groups& groups, OptimizerOptions defaults,
                           ZeroRedundancyOptions options = {})

@@ -15,7 +15,7 @@ namespace lockstep {
 
 namespace {
 
-/// After this many bytes write-back is started without waiting for it, so that the final sync has little left to do.
+/// After this many bytes, write-back is started without waiting for it, so that the final sync has little left to do.
 constexpr size_t kWriteBehindBytes = 8 << 20;
 constexpr off_t kCachedBytes = 256 << 20;
 
@@ -26,7 +26,7 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), partial_(path
   do {
     file = FileDescriptor(file_operations().open(partial_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
     if (!file) throw_errno<StorageError>("cannot write " + path_);
-    // A lock, unlike a name, ends with its process. File systems without locks do without.
+    // Unlike a name, a lock ends with its process. File systems without locks are used without.
     if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
       throw StorageError("cannot write " + path_ + ": another process is writing it; let only one rank save it");
     // The previous holder of the lock may have renamed the file.

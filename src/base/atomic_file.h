@@ -7,10 +7,10 @@
 
 namespace lockstep {
 
-/// A file that gets its name only when it is complete. Until commit() it is called "<path>.partial"; without commit()
-/// it is removed, and the file that had the name before stays. A killed process leaves its partial file behind, and the
-/// next AtomicFile with that path takes it over. Of a large file only the last 256 MiB stay in the page cache, so that
-/// saving takes no memory from the training. Every failure throws Error naming the file.
+/// A file that gets its name only when complete. Until commit() it is called "<path>.partial"; without commit() it is
+/// removed, and the earlier file of that name stays. A killed process leaves its partial file behind, and the next
+/// AtomicFile with that path reuses it. Only the last 256 MiB of a large file stay in the page cache, so that saving
+/// takes no memory from the training. Every failure throws Error naming the file.
 class AtomicFile : public ByteSink {
  public:
   /// Also throws Error if this or another process is writing the same path.

@@ -9,8 +9,8 @@ namespace lockstep {
 /// The only clock used for waits and durations: steady, never the wall clock.
 using Clock = std::chrono::steady_clock;
 
-/// The time of the last tick: at most milliseconds old, and ten times as cheap. For times that appear only in error
-/// texts.
+/// The time of the last tick: at most a few milliseconds old, and ten times as cheap. For times that appear only in
+/// error texts.
 inline Clock::time_point coarse_now() {
   timespec time{};
   ::clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
@@ -25,7 +25,7 @@ class Deadline {
 
   bool passed() const { return Clock::now() >= at_; }
 
-  /// Milliseconds left, rounded up, never negative: what poll() takes.
+  /// Milliseconds left, rounded up, never negative, as poll() takes them.
   int remaining_ms() const {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(at_ - Clock::now()).count();
     return left > 0 ? static_cast<int>(left) : 0;

@@ -19,7 +19,7 @@ struct Noted {
   std::atomic<uint64_t> count{0};
 };
 
-/// Never destroyed: static destructors of the program may still use it.
+/// Never destroyed, because the program's static destructors may still use it.
 Noted& noted() {
   static auto* const kNoted = new Noted;
   return *kNoted;

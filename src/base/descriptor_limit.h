@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-/// Throws LimitError unless `count` more descriptors can be opened now; opens and closes them to find out. `what`: the
-/// operation that needs them ("forming a group of 2 ranks"). The text has the numbers allowed, open and needed.
+/// Throws LimitError unless `count` more descriptors can be opened now; tests this by opening and closing them. `what`
+/// is the operation that needs them ("forming a group of 2 ranks"). The text has the numbers allowed, open and needed.
 void require_descriptors(size_t count, const std::string& what);
 
 /// throw_errno(what), but throws LimitError if the process or the system has no descriptor left.

@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// Every environment variable Lockstep reads, one field each, under its own name in lower case. Empty means unset.
+/// Every environment variable that Lockstep reads, one field each, under its own name in lower case. Empty: unset.
 /// Nothing else in the project calls getenv.
 struct Environment {
   // Set by `lockstep run` for its ranks.
@@ -51,24 +51,24 @@ struct Environment {
   std::optional<std::string> slurm_step_num_nodes;
 
   std::optional<std::string> omp_num_threads;
-  std::optional<std::string> lockstep_virtual_ranks;   ///< the number of virtual ranks
+  std::optional<std::string> lockstep_virtual_ranks;
   std::optional<std::string> lockstep_join_timeout_s;  ///< seconds to wait for all ranks to appear
 
   std::optional<std::string> lockstep_machine;  ///< ranks where it differs do not share memory
 
-  // glibc's, for its malloc.
+  // Of glibc's malloc.
   std::optional<std::string> malloc_trim_threshold_;
   std::optional<std::string> malloc_mmap_threshold_;
   std::optional<std::string> glibc_tunables;
 
-  // LibTorch's and its libraries', which choose the instructions that operators use.
+  // Of LibTorch and its libraries; they select the instructions that operators use.
   std::optional<std::string> aten_cpu_capability;
   std::optional<std::string> mkl_cbwr;
   std::optional<std::string> onednn_max_cpu_isa;
 
-  // Of tests.
+  // For tests.
   std::optional<std::string> lockstep_nightly;    ///< set: run the long versions
-  std::optional<std::string> lockstep_fuzz_seed;  ///< the one schedule to try, as a failed run printed it
+  std::optional<std::string> lockstep_fuzz_seed;  ///< the one schedule to try, as printed by a failed run
 
   static Environment from_process();
 };

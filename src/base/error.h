@@ -15,20 +15,21 @@ enum class RankFailure : uint8_t {
   kOwn,       ///< an exception or error of its own
   kPeer,      ///< another rank has ended or left, or has ended the group
   kMismatch,  ///< its collective and another rank's do not match
-  kMissing,   ///< another rank did not come in time
-  kDiverged,  ///< the replicas differ, or a value is not finite: training must not go on
+  kMissing,   ///< another rank did not arrive in time
+  kDiverged,  ///< the replicas differ, or a value is not finite: training must not continue
   kStorage,   ///< a file or folder cannot be written
   kInput,     ///< data or a checkpoint is missing, damaged or of the wrong kind
   kLimit,     ///< the system has no more memory, descriptors or processes
 };
 
-/// Records on this rank's page, for the launcher, the error with which the rank is about to fail. `peer`: the rank that
-/// caused it, or -1. Never throws. The page belongs to a layer above: the definition is in rank_page/rank_board.cpp.
+/// Records, on this rank's page, the error with which the rank is about to fail, for the launcher. `peer` is the rank
+/// that caused it, or -1. Never throws. The page belongs to a higher layer: the definition is in
+/// rank_page/rank_board.cpp.
 void note_error(RankFailure kind, int peer, std::string_view text);
 
-/// An Error whose kind the launcher reports if this rank ends because of it. The constructor records it on the rank's
-/// page (RankPage::note_error). The launcher also reports the kind if the program catches the error and returns 1, but
-/// not if the program continues.
+/// An Error whose kind the launcher reports if it ends this rank. The constructor records it on the rank's page
+/// (RankPage::note_error). The launcher also reports the kind if the program catches the error and returns 1, but not
+/// if the program continues.
 class NotedError : public Error {
  public:
   NotedError(RankFailure kind, const std::string& text);
@@ -52,7 +53,7 @@ struct LimitError : NotedError {
   explicit LimitError(const std::string& text) : NotedError(RankFailure::kLimit, text) {}
 };
 
-/// std::rethrow_exception for an exception caught on another thread or some time ago. Records a NotedError again.
+/// std::rethrow_exception for an exception caught on another thread or earlier. Records a NotedError again.
 [[noreturn]] void rethrow(const std::exception_ptr& exception);
 
 /// "<what>: <text of errno>".

@@ -5,7 +5,6 @@
 
 namespace lockstep {
 
-/// Owns one file descriptor and closes it.
 class FileDescriptor {
  public:
   FileDescriptor() = default;

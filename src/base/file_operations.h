@@ -4,8 +4,8 @@
 
 namespace lockstep {
 
-/// The system calls made to save a file, so that a test can record them, make one fail, or stop after any of them. Each
-/// behaves like the call of that name, including errno. Reading does not go through it.
+/// The system calls that save a file, so that a test can record them, make one fail, or stop after any of them. Each
+/// behaves like the call of that name, including errno. Reading bypasses this class.
 class FileOperations {
  public:
   virtual ~FileOperations() = default;
@@ -20,7 +20,7 @@ class FileOperations {
 /// The operations in use: the system's, unless a test has replaced them.
 FileOperations& file_operations();
 
-/// For tests: replaces the operations of the whole process while it lives.
+/// For tests: while it lives, replaces the operations of the whole process.
 class ScopedFileOperations {
  public:
   explicit ScopedFileOperations(FileOperations& operations);

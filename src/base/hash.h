@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-/// 64-bit FNV-1a (Fowler, Noll, Vo), over eight bytes at a time as long as there are eight. Finds damage, not forgery.
-/// The result depends on how the bytes are split over calls of add(), unless every piece but the last is a multiple of
+/// 64-bit FNV-1a (Fowler, Noll, Vo), over eight bytes at a time while that many remain. Finds damage, not forgery. The
+/// result depends on how the bytes are split over calls of add(), unless every piece but the last is a multiple of
 /// eight bytes.
 class Hash {
  public:
@@ -44,8 +44,8 @@ class Hash {
   uint64_t value_ = kStart;
 };
 
-/// A hash of a stream, independent of how the stream is split. Computes four hashes as above, which a processor does in
-/// parallel: eight-byte word n belongs to hash n % 4. The rest and the number of bytes come last.
+/// A hash of a stream, independent of how the stream is split. Computes four hashes as above, in parallel on the
+/// processor: eight-byte word n belongs to hash n % 4. The remainder and the number of bytes come last.
 class StreamHash {
  public:
   void add(const void* data, size_t size) {

@@ -5,9 +5,9 @@
 
 #include <atomic>
 
-// The program's own handler stays in effect: ours runs before it, and is installed again whenever the program has set
+// The program's own handler stays in effect: ours runs before it, and is reinstalled whenever the program has set
 // another. Python's handler only records the signal; only its main thread, holding Python's lock, can then run the
-// program's reaction. So a wait asks nothing before there was a signal, and never takes that lock otherwise.
+// program's reaction. So a wait asks only after a signal, and never takes that lock otherwise.
 
 namespace lockstep {
 namespace {

@@ -12,7 +12,7 @@ namespace {
 struct Waiting {
   Mutex mutex;
   std::function<void()> action LOCKSTEP_GUARDED_BY(mutex);
-  std::atomic<bool> any{false};  ///< so that it costs one load where nothing waits
+  std::atomic<bool> any{false};  ///< makes the check a single load when no action waits
 };
 
 Waiting& waiting() {

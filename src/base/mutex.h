@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// std::mutex, as the thread-safety analysis understands it.
+/// A std::mutex that the thread-safety analysis understands.
 class LOCKSTEP_CAPABILITY("mutex") Mutex {
  public:
   Mutex() = default;
@@ -23,7 +23,7 @@ class LOCKSTEP_CAPABILITY("mutex") Mutex {
   std::mutex mutex_;
 };
 
-/// Holds a Mutex for its lifetime; meanwhile it may be unlocked and locked again.
+/// Holds a Mutex for its lifetime. It may be unlocked and locked again in between.
 class LOCKSTEP_SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) LOCKSTEP_ACQUIRE(mutex) : lock_(mutex.mutex_) {}
@@ -34,8 +34,8 @@ class LOCKSTEP_SCOPED_CAPABILITY MutexLock {
   void lock() LOCKSTEP_ACQUIRE() { lock_.lock(); }
   void unlock() LOCKSTEP_RELEASE() { lock_.unlock(); }
 
-  /// The mutex, held, for a condition variable: `changed.wait(lock.native())`. Wait in a loop; a predicate is analysed
-  /// as a function that holds nothing.
+  /// The held mutex, for a condition variable: `changed.wait(lock.native())`. Wait in a loop, because the analysis
+  /// treats a predicate as a function that holds nothing.
   std::unique_lock<std::mutex>& native() { return lock_; }
 
  private:

@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-/// The length of the UTF-8 character at the start, or 0 if there is none. Source: RFC 3629, section 4.
+/// The length of the UTF-8 character at the start, or 0 if none. Source: RFC 3629, section 4.
 size_t character_bytes(std::string_view text) {
   const auto byte = [&](size_t i) -> unsigned { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0; };
   const auto follows = [&](size_t i) { return (byte(i) & 0xc0) == 0x80; };

@@ -4,12 +4,12 @@
 
 namespace lockstep {
 
-/// The readable bytes of a file in /proc. A process may end between opening and reading (ESRCH), for which a
-/// std::ifstream's iterator would throw. Empty if there is no such file, or it may not be read.
+/// The readable bytes of a file in /proc; empty if there is no such file or it may not be read. A process may end
+/// between open and read (ESRCH), where a std::ifstream's iterator would throw.
 std::string read_proc_file(const std::string& path);
 
 /// The value of the first line "key<separator>value" in the text of such a file, without surrounding blanks and quotes.
-/// Empty if there is none.
+/// Empty if none.
 std::string value_in(const std::string& text, const std::string& key, char separator);
 
 /// The fields of /proc/<pid>/stat after the process name (which may contain anything): state, parent, group and so on,

@@ -15,22 +15,22 @@
 #include "base/proc_file.h"
 
 // An exec gives a process new memory before it places arguments and environment there; until then /proc/<pid>/environ
-// is empty. In /proc/<pid>/stat both ends of the environment are then 0, later both its beginning while the kernel
+// is empty. Both ends of the environment in /proc/<pid>/stat are then 0, later both its beginning while the kernel
 // counts the variables, and correct only once the code's beginning is set, which is set last. A descriptor opened
 // before an exec ends there: a read after the exec is empty, and a read in pieces is cut off, while the two ends are
 // already those of the new environment. So a read is complete only if the code has a beginning and the number of bytes
-// equals the distance of the ends.
+// equals the distance between the ends.
 
 namespace lockstep {
 namespace {
 
 enum class Answer { kYes, kNo, kNotYet };
 
-/// Of /proc/<pid>/stat, counted from the state on.
+/// Fields of /proc/<pid>/stat, counted from the state on.
 constexpr size_t kFlagsField = 6, kCodeBeginField = 23, kEnvironmentBeginField = 47, kEnvironmentEndField = 48;
 constexpr uint64_t kIsEnding = 0x4, kIsOfTheKernel = 0x200000;
 
-/// Whether a living process shows or will show more of an environment than the `seen` bytes that were read.
+/// Whether a living process has, or will have, more environment than the `seen` bytes that were read.
 bool will_show_more(pid_t pid, size_t seen) {
   std::istringstream stat(process_stat(pid));
   std::string state;
@@ -38,7 +38,7 @@ bool will_show_more(pid_t pid, size_t seen) {
   if (state.empty() || state == "Z" || state == "X") return false;
   uint64_t value = 0, code = 0, begin = 0;
   for (size_t field = 1; field <= kEnvironmentEndField; ++field) {
-    // Some fields are negative, which these three never are.
+    // Some fields are negative, but never these three.
     std::string word;
     if (!(stat >> word)) return false;
     value = std::strtoull(word.c_str(), nullptr, 10);
@@ -49,7 +49,7 @@ bool will_show_more(pid_t pid, size_t seen) {
   return code == 0 || value == 0 || value - begin > seen;
 }
 
-/// Whether the environment contains these bytes. Each variable in it stands between two zeros.
+/// Whether the environment contains these bytes. Each variable stands between two zeros.
 Answer contains(pid_t pid, const std::string& bytes) {
   const std::string path = "/proc/" + std::to_string(pid) + "/environ";
   if (!FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC))) return Answer::kNo;

@@ -18,7 +18,7 @@ std::string processor_name_in(const std::string& cpuinfo) {
 }
 
 std::string processor_name() {
-  std::string first_ones(4096, '\0');  // a machine of hundreds of processors takes milliseconds to write them all
+  std::string first_ones(4096, '\0');  // on a machine with hundreds of processors, writing them all takes milliseconds
   std::ifstream file("/proc/cpuinfo");
   file.read(first_ones.data(), static_cast<std::streamsize>(first_ones.size()));
   first_ones.resize(static_cast<size_t>(file.gcount()));

@@ -85,7 +85,7 @@ bool huge_pages_on_request() {
 unsigned generation = 0;
 std::atomic<size_t> mapped{0};
 
-/// Segments that children of fork() get copies of. The mutex is held during a fork, so that a child finds them whole.
+/// Segments that children of fork() copy. The mutex is held during a fork, so that a child finds them consistent.
 struct Copied {
   Mutex mutex;
   std::vector<const SharedSegment*> segments LOCKSTEP_GUARDED_BY(mutex);
@@ -130,7 +130,7 @@ size_t available_memory_bytes() {
   return std::min(available, cgroup_available());
 }
 
-// Delegates, so that the destructor unmaps what could not be committed.
+// Delegates, so that the destructor unmaps if committing fails.
 SharedSegment::SharedSegment(const std::string& name, size_t reserve_bytes, size_t commit_bytes) : SharedSegment() {
   size_ = reserve_bytes;
   fork_generation_ = lockstep::fork_generation();
@@ -192,8 +192,8 @@ void SharedSegment::commit(size_t end) {
                 megabytes(mapped_segment_bytes()) + " in all. Use fewer or smaller groups.");
   // The kernel would kill a process rather than refuse, so check first.
   if (wanted > available_memory_bytes()) throw_no_memory(wanted, "the machine or its cgroup holds no more");
-  // Where huge pages must be requested, touch them first: the request applies to the mapping, and fallocate, which does
-  // not go through it, would take small pages.
+  // Where huge pages must be requested, touch them first: the request applies to the mapping, and fallocate, which
+  // bypasses it, would take small pages.
   if (huge_pages_on_request()) populate(committed_, end);
   int result;
   do {

@@ -7,18 +7,18 @@
 
 namespace lockstep {
 
-/// Anonymous memory that several processes map: a sealed memfd. It has no name, so nothing is left behind by SIGKILL.
+/// Anonymous memory that several processes map: a sealed memfd. It has no name, so SIGKILL leaves nothing behind.
 ///
-/// The size is fixed at construction (sealed against shrinking and growing). The memory behind it is not: a prefix is
-/// committed at once, more later by the owner. Only committed memory may be touched. Committing either succeeds or
-/// throws Error with the wanted and the available size, so a full machine never leads to SIGBUS.
-/// A forked child does not inherit the mapping (MADV_DONTFORK); destroying the object there does nothing. After
-/// copy_into_children() a child has its own copy of the committed memory at the same address.
+/// The size is fixed at construction (sealed against shrinking and growing). Memory is not: a prefix is committed at
+/// once, and the owner commits more later. Only committed memory may be touched. Committing either succeeds or throws
+/// Error with the wanted and the available size, so a full machine never causes SIGBUS. A forked child does not inherit
+/// the mapping (MADV_DONTFORK); destroying the object there does nothing. After copy_into_children() a child has its
+/// own copy of the committed memory at the same address.
 class SharedSegment {
  public:
   SharedSegment() = default;
   /// `name` appears only in /proc/<pid>/maps. Maps `reserve_bytes` of address space and commits the first
-  /// `commit_bytes`. If there is not enough address space, throws Error saying how much this process's segments have.
+  /// `commit_bytes`. If there is not enough address space, throws Error with the size of this process's segments.
   SharedSegment(const std::string& name, size_t reserve_bytes, size_t commit_bytes);
   /// Maps a segment that another process made. Throws unless it is sealed and has exactly `expected_bytes`.
   SharedSegment(FileDescriptor fd, size_t expected_bytes);
@@ -33,14 +33,14 @@ class SharedSegment {
   size_t size() const { return size_; }
   size_t committed() const { return committed_; }
   int fd() const { return fd_.get(); }
-  /// Closes the descriptor; the mapping stays. Without it a segment can no longer be passed on or committed.
+  /// Closes the descriptor; the mapping stays. The segment can then no longer be passed on or committed.
   void close_descriptor() { fd_.reset(); }
 
-  /// Commits everything below `end` that is not committed yet. Owner only.
+  /// Commits all memory below `end` that is not committed yet. Owner only.
   void commit(size_t end);
-  /// Lets a child of fork() read the committed memory, and write to it without affecting others, so that tensors may
-  /// lie there. Pages that the child has not written show the owner's later writes. Owner only; the object must not be
-  /// moved afterwards.
+  /// Lets a child of fork() read the committed memory and write its own copy of it, so that tensors may lie there.
+  /// Pages that the child has not written show the owner's later writes. Owner only; the object must not be moved
+  /// afterwards.
   void copy_into_children();
   /// Populates this process's page table with the pages of [begin, end), which their owner has committed.
   void populate(size_t begin, size_t end);

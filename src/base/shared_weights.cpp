@@ -60,7 +60,7 @@ std::shared_ptr<const SharedWeights> leave_trouble(const std::vector<const void*
                                                    std::function<bool()> are_there) {
   auto one = std::make_shared<const LeftTrouble>(storages, std::move(trouble), std::move(are_there));
   const MutexLock lock(left_mutex);
-  left.push_back(one);  // for good: another thread may just be asking it
+  left.push_back(one);  // never freed: another thread may be asking it
   return one;
 }
 

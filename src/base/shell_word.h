@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// A word as it must appear in a shell's command line: in single quotes, unless it has only characters that no shell
+/// A word as it must appear in a shell's command line: in single quotes, unless it consists of characters that no shell
 /// treats specially (letters, digits, _-+=./:,@% and all non-ASCII characters).
 inline std::string shell_word(std::string_view word) {
   const auto is_plain = [](unsigned char c) {

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// False when the deadline passes first. Errors and hang-ups count as ready: the call that follows names them.
+/// Returns false if the deadline passes first. Errors and hang-ups count as ready: the call that follows reports them.
 bool wait_ready(int socket, short events, const Deadline& deadline) {
   pollfd polled{.fd = socket, .events = events};
   for (;;) {
@@ -82,7 +82,7 @@ struct UnixAddress {
   socklen_t length;
 };
 
-/// The abstract address of `name`. An empty name gives nothing but the family: bind then chooses a free name.
+/// The abstract address of `name`. An empty name gives only the family: bind then chooses a free name.
 UnixAddress abstract_address(const std::string& name) {
   UnixAddress address{.length = sizeof(sa_family_t)};
   address.value.sun_family = AF_UNIX;

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// Unix stream sockets between processes of one machine. Every socket made here is closed on exec; no call raises
+/// Unix stream sockets between processes of one machine. Every socket made here is closed on exec. No call raises
 /// SIGPIPE, and none waits past its deadline, whether or not the socket is in blocking mode.
 
 /// Thrown by send_all and receive_all when the other side has closed the connection.
@@ -26,8 +26,8 @@ struct SocketPair {
 /// Two connected ends.
 SocketPair make_socket_pair();
 
-/// Sends all `size` bytes. Throws ConnectionClosed when the peer is gone, Error when the deadline passes first; some
-/// of the bytes may have been sent then, so the connection can no longer be used.
+/// Sends all `size` bytes. Throws ConnectionClosed when the peer is gone, and Error when the deadline passes first;
+/// some bytes may then have been sent, so the connection can no longer be used.
 void send_all(int socket, const void* data, size_t size, const Deadline& deadline);
 
 /// Receives exactly `size` bytes; throws like send_all.

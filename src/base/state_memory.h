@@ -8,7 +8,7 @@
 namespace lockstep {
 
 /// Memory in which a launcher keeps the state of its ranks, so that the state outlives them. It has no name. Its size
-/// is a sealed range of addresses; ranks commit the memory behind it as they need it.
+/// is a sealed range of addresses, which ranks commit as they need it.
 ///
 ///   records         2 slots of kMaxRanks records of kRecordBytes
 ///   place           where on disk the states belong, for a launcher whose ranks do not start again
@@ -36,9 +36,9 @@ struct StateMemory {
     return common_at(slot) + kCommonBytes + static_cast<uint64_t>(rank) * kOwnBytes;
   }
 
-  /// No descriptor if the system refuses it, as with a limit on the size of files (ulimit -f).
+  /// No descriptor if the system refuses it, for example because of a limit on file sizes (ulimit -f).
   static FileDescriptor make();
-  /// Whether a descriptor came from make(): on its way to a rank, its number may have been reused.
+  /// Whether a descriptor came from make(): its number may have been reused on its way to a rank.
   static bool is(int fd);
 };
 

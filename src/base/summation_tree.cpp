@@ -24,7 +24,7 @@ void collect_subtrees(LeafRange node, LeafRange block, std::vector<LeafRange>& f
   collect_subtrees(right_half(node), block, found);
 }
 
-/// Returns the number of the piece that holds the node's sum; `next`: the first piece of the node.
+/// Returns the number of the piece that holds the node's sum. `next` is the first piece of the node.
 int combine(LeafRange node, const std::vector<LeafRange>& pieces, int& next, std::vector<CombinePlan::Sum>& sums) {
   if (pieces[static_cast<size_t>(next)] == node) return next++;
   const int into = combine(left_half(node), pieces, next, sums);

@@ -12,8 +12,8 @@ inline const void* thread_token() {
   return &token;
 }
 
-/// The kernel's number of the calling thread, at the cost of one load. It may be reused for another thread, but rarely
-/// is, unlike an address.
+/// The kernel's number of the calling thread, at the cost of one load. Unlike an address, it is rarely reused for
+/// another thread.
 inline uint64_t thread_number() {
   constexpr uint64_t kNotYet = ~uint64_t{0};  // see OperationLabel, whose thread-local is not zero either
   static thread_local uint64_t number = kNotYet;

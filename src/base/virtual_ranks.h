@@ -12,28 +12,28 @@
 namespace lockstep {
 
 /// The virtual ranks of a run, and the one that this process currently works for. Owned by the Context and shared by
-/// its group, loaders, replicas and checkpoints. Used by the thread that trains.
+/// its group, loaders, replicas and checkpoints. Used by the training thread.
 ///
-/// A loader announces the virtual rank of its next batch (enter). The state of the random generator is then saved and
-/// that of the other virtual rank installed, so a virtual rank's random numbers do not depend on the process that works
-/// for it. Between virtual ranks (leave) there is one more state, the process's own.
+/// A loader announces the virtual rank of its next batch (enter). This object then saves the random generator's state
+/// and installs the other virtual rank's, so a virtual rank's random numbers do not depend on the process that works
+/// for it. Between virtual ranks (leave) the process has a state of its own.
 class VirtualRanks {
  public:
-  /// The process's random generator: its state as bytes.
+  /// The process's random generator, with its state as bytes.
   struct Generator {
     std::function<std::string()> read;
     std::function<void(const std::string&)> write;
   };
-  /// `states`: the generator's initial state for each virtual rank of this process's block.
+  /// `states` holds the generator's initial state for each virtual rank of this process's block.
   VirtualRanks(int count, int rank, int world_size, int threads, Generator generator, std::vector<std::string> states);
 
   int count() const { return count_; }
   int world_size() const { return world_size_; }
-  /// Threads that an operator uses, on every rank; 0 if ranks differ.
+  /// The number of threads that an operator uses on every rank; 0 if ranks differ.
   int threads() const { return threads_; }
   LeafRange block() const { return block_; }
   int owner(int virtual_rank) const { return owner_of(virtual_rank, world_size_, count_); }
-  /// Whether each rank works for one virtual rank.
+  /// Whether each rank works for exactly one virtual rank.
   bool one_each() const { return count_ == world_size_; }
   std::optional<int> current() const { return current_; }
 
@@ -61,7 +61,7 @@ class VirtualRanks {
   const int count_, world_size_, threads_;
   const LeafRange block_;
   const Generator generator_;
-  std::vector<std::string> states_;  ///< of the process, then of the block; that of the current one is out of date
+  std::vector<std::string> states_;  ///< of the process, then of the block; the current one's is out of date
   std::optional<int> current_;
   const std::shared_ptr<std::list<Listener>> listeners_ = std::make_shared<std::list<Listener>>();
 };

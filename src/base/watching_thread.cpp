@@ -30,7 +30,7 @@ void WatchingThread::run(std::chrono::milliseconds pause, const std::function<bo
     }
     try {
       if (!look()) return;
-    } catch (...) {  // out of a thread it would end the process
+    } catch (...) {  // leaving a thread, it would end the process
       return;
     }
   }

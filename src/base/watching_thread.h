@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// A thread that looks at something again and again, until it is stopped. A forked child has none, and stops nothing.
+/// A thread that checks something repeatedly until it is stopped. A forked child has no such thread, and stops nothing.
 class WatchingThread {
  public:
   WatchingThread() = default;
@@ -18,12 +18,12 @@ class WatchingThread {
   WatchingThread(const WatchingThread&) = delete;
   WatchingThread& operator=(const WatchingThread&) = delete;
 
-  /// Calls `look` after each `pause`, until it returns false or throws: what can no longer look has nothing to tell.
-  /// REQUIRES: it has not been started.
+  /// Calls `look` after each `pause`, until it returns false or throws, when it has nothing more to tell.
+  /// REQUIRES: the thread has not been started.
   void start(std::chrono::milliseconds pause, std::function<bool()> look);
-  /// Returns when `look` is over. From the thread that called start(), or one that follows it.
+  /// Returns when `look` is over. Called on the thread that called start(), or on one that follows it.
   void stop();
-  /// Whether it was started, and not by the process that forked this one.
+  /// Whether it was started by this process, not by the process that forked it.
   bool is_ours() const { return thread_.joinable() && generation_ == fork_generation(); }
 
  private:

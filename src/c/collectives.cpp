@@ -4,7 +4,7 @@
 #include "c/guarded.h"
 #include "rank_page/rank_board.h"
 
-// Each call is checked, shown on the rank's page, and handed to the core of the shared-memory engine.
+// Each call is checked, shown on the rank's page, and passed to the core of the shared-memory engine.
 
 namespace lockstep::c {
 namespace {
@@ -18,7 +18,7 @@ static_assert(static_cast<int>(shm::DataType::kInt64) == LOCKSTEP_INT64 &&
 static_assert(static_cast<int>(shm::ReduceOp::kXor) == LOCKSTEP_XOR &&
               static_cast<int>(shm::ReduceOp::kMax) == LOCKSTEP_MAX);
 
-/// Operations of this process, of all groups: the numbers on its page.
+/// Operations of this process in all groups: their numbers on its page.
 std::atomic<uint64_t> operations{0};
 
 }  // namespace
@@ -57,7 +57,7 @@ void check_rank(const char* function, const State& state, const char* role, int 
                          std::to_string(state->group.size() - 1));
 }
 
-/// `needed`: this rank reads or writes it.
+/// `needed`: this rank reads or writes the memory.
 void check_memory(const char* function, const char* role, const void* memory, bool needed) {
   if (needed && memory == nullptr) refuse(function, std::string("the ") + role + " is null");
 }
@@ -77,7 +77,7 @@ void run(const char* function, const State& state, shm::Request what, lockstep_r
   own_page().finish_operation(number);
 }
 
-/// A collective with its memory, and the checks common to all.
+/// A collective with its memory, and the common checks.
 struct Call {
   OperationKind kind;
   const void* input;
@@ -93,7 +93,7 @@ bool overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) {
   return a_bytes > 0 && b_bytes > 0 && first < second + b_bytes && second < first + a_bytes;
 }
 
-/// Input and output share no memory, but that both may be one block, and a block that is this rank's own in place.
+/// Input and output share no memory, except that both may be one block, and this rank's own block may be in place.
 void check_apart(const char* function, const State& state, const Call& call) {
   const auto size = static_cast<size_t>(state->group.size()), rank = static_cast<size_t>(state->group.rank());
   const size_t block = static_cast<size_t>(call.count) * element_bytes(static_cast<shm::DataType>(call.dtype));

@@ -19,7 +19,7 @@ void keep(std::string text) {
   shown = kept.c_str();
 }
 
-/// The core's texts name the option of every language; C's programs have theirs.
+/// The core's texts name the option of every language; C programs have their own.
 std::string for_c(std::string text) {
   const size_t begin = text.find("ContextOptions::collective_timeout ("), end = text.find(')', begin);
   if (begin != std::string::npos && end != std::string::npos)

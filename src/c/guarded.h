@@ -11,7 +11,6 @@
 
 namespace lockstep::c {
 
-/// An Error with its own status.
 class StatusError : public Error {
  public:
   StatusError(lockstep_status status, const std::string& text) : Error(text), status_(status) {}
@@ -37,7 +36,7 @@ Options complete(const char* function, const char* type, const Options& given) {
 /// Shows a starting operation on the rank's page; returns its number there. `function` begins with "lockstep_".
 uint64_t note_start(const char* function, lockstep_dtype dtype, int64_t count);
 
-/// Called in a catch block: keeps the exception's text for lockstep_last_error, and returns its status. `state`: the
+/// Called in a catch block: keeps the exception's text for lockstep_last_error, and returns its status. `state` is the
 /// group's, whose verdict classifies errors of its core; may be null.
 lockstep_status failed(const GroupState* state, lockstep_status otherwise) noexcept;
 

@@ -10,7 +10,7 @@
 namespace lockstep::c {
 namespace {
 
-/// Handles are aligned as pointers to anything are.
+/// Handles are aligned like pointers to any type.
 constexpr uintptr_t kBetweenHandles = alignof(std::max_align_t);
 
 struct Pending {

@@ -29,7 +29,8 @@ struct GroupState {
 
 }  // namespace lockstep::c
 
-/// The memory of a handle is never freed, so that a call after lockstep_leave() is an error and not undefined.
+/// The memory of a handle is never freed, so that a call after lockstep_leave() is an error and not undefined
+/// behaviour.
 struct lockstep_group {
   std::shared_ptr<lockstep::c::GroupState> state;  ///< null once the group has been left
 };

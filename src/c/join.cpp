@@ -14,15 +14,15 @@
 namespace lockstep::c {
 namespace {
 
-constexpr double kJoinTimeout = 120, kTimeout = 1800;  // as Context's
+constexpr double kJoinTimeout = 120, kTimeout = 1800;  // as in Context
 
 /// While a rank is stopped in a debugger, the others wait.
 constexpr std::chrono::hours kDebuggedTimeout{24 * 7};
 
-/// The process that has a world; 0: none. A child that it forks does not have one.
+/// The process that has a world; 0: none. Its forked children do not have one.
 std::atomic<pid_t> holder{0};
 
-/// Tells the launcher that this rank waits for the others, and takes it back if they do not meet.
+/// Tells the launcher that this rank waits for the others; withdraws that if they do not meet.
 class Joining {
  public:
   Joining() {
@@ -51,7 +51,8 @@ std::chrono::milliseconds limit(const char* name, double seconds, double otherwi
   return std::chrono::milliseconds(std::max<int64_t>(1, std::llround(1000 * (seconds == 0 ? otherwise : seconds))));
 }
 
-/// Every rank calls it; none needs the store any more when it returns.
+/// When it returns, no rank needs the store any more.
+/// REQUIRES: every rank calls it.
 void require_same_timeout(shm::Communicator& group, std::chrono::milliseconds timeout,
                           std::chrono::milliseconds patience) {
   const auto mine = static_cast<int64_t>(timeout.count());
@@ -90,7 +91,7 @@ lockstep_group* join(const lockstep_options& options) {
   return group.release();
 }
 
-/// Texts of all ranks of a group, by two of its collectives.
+/// Gathers texts of all ranks of a group, by two of its collectives.
 std::vector<std::string> gather_texts(GroupState& state, const std::string& mine) {
   const auto size = static_cast<size_t>(state.group.size());
   std::vector<int64_t> lengths(size);
@@ -116,7 +117,7 @@ std::vector<std::string> gather_texts(GroupState& state, const std::string& mine
   return texts;
 }
 
-/// The members of this rank's part, by their ranks in the whole, in the order of their new ranks.
+/// The members of this rank's part, as ranks of the whole group, in the order of their new ranks.
 std::vector<size_t> members_of(GroupState& state, int color, int key) {
   struct Choice {
     int32_t color, key;
@@ -136,7 +137,7 @@ std::vector<size_t> members_of(GroupState& state, int color, int key) {
   return members;
 }
 
-/// Every rank of `whole` calls it, even without a color: the texts of all parts travel together.
+/// Every rank of `whole` calls it, even without a color, because the texts of all parts are exchanged together.
 lockstep_group* split(GroupState& whole, int color, int key) {
   const std::vector<size_t> members = members_of(whole, color, key);
   size_t place = 0;

@@ -18,7 +18,7 @@
 namespace lockstep::c {
 namespace {
 
-constexpr std::chrono::seconds kLastWords{2};  ///< for which the rank that serves the store waits after a failure
+constexpr std::chrono::seconds kLastWords{2};  ///< time for which the rank that serves the store waits after a failure
 
 /// The connection to the store, and the store itself on the rank that serves it.
 class ClientStore final : public MeetingStore {
@@ -55,7 +55,7 @@ class ClientStore final : public MeetingStore {
 };
 using StorePointer = std::shared_ptr<ClientStore>;
 
-/// The launcher's socket exists only once, so the connection is kept for the next lockstep_join of this process.
+/// The launcher's socket exists only once, so the connection is kept for the next lockstep_join() of this process.
 StorePointer launchers_store(int fd) {
   static Mutex mutex;
   static StorePointer& kept = *new StorePointer;  // never destroyed: another thread may be joining at exit
@@ -89,7 +89,7 @@ void linger(ClientStore& store, int world_size) noexcept {
          heard = store.add("failed", 0))
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
   } catch (const std::exception&) {
-    // The rank that serves has gone, or never came.
+    // The serving rank is gone, or never came.
   }
 }
 
@@ -148,7 +148,7 @@ Meeting meet(const World& world, const Environment& environment, std::chrono::mi
     try {
       return {form(world, store, patience_of(world, timeout), met), store};
     } catch (const Error&) {
-      // Rank 0 may just have been leaving an earlier meeting, whose store this rank has found.
+      // Rank 0 may have been leaving an earlier meeting, whose store this rank has found.
       const bool too_early = !met && !store->is_there() && world.rank != 0 && world.source != World::Source::kLauncher;
       if (!too_early || deadline.passed()) {
         linger(*store, world.world_size);

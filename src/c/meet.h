@@ -13,12 +13,12 @@ World discover_world_of_one_machine(const Environment& environment);
 
 struct Meeting {
   shm::World world;
-  /// The store in which the ranks have met. It must be kept until all of them have returned from meet(): one of them
-  /// may serve the others.
+  /// The store in which the ranks have met. It must be kept until all of them have returned from meet(), because one of
+  /// them may serve the others.
   std::shared_ptr<void> store;
 };
 
-/// Forms the group of all ranks of `world`. Throws Error naming the ranks that do not come in time.
+/// Forms the group of all ranks of `world`. Throws Error naming the ranks that do not arrive in time.
 /// REQUIRES: all of them call it.
 Meeting meet(const World& world, const Environment& environment, std::chrono::milliseconds timeout);
 

@@ -47,7 +47,7 @@ void check(const char* function, size_t bytes, void** memory) {
 /// A rank's statement to the others about memory that they request together.
 struct Wanted {
   uint64_t bytes;
-  uint64_t place;  ///< on rank 0: where it lies there, or kNowhere
+  uint64_t place;  ///< on rank 0: its offset there, or kNowhere
 };
 
 void* allocate_together(const char* function, const State& state, size_t bytes) {
@@ -115,7 +115,7 @@ lockstep_status lockstep_free(lockstep_group* group, void* memory) {
   const bool is_member = group != nullptr && group->state != nullptr;
   if (is_member && group->state->handed_out.kind_of(memory) == HandedOut::Kind::kTogether)
     return guarded(function, group, [&](const State& state) {
-      state->group.run({.kind = lockstep::shm::OperationKind::kBarrier}, state->timeout);  // nobody uses it any more
+      state->group.run({.kind = lockstep::shm::OperationKind::kBarrier}, state->timeout);  // no rank uses it any more
       state->handed_out.remove(memory);
       if (state->group.rank() == 0) state->group.free(memory);
     });
@@ -123,7 +123,7 @@ lockstep_status lockstep_free(lockstep_group* group, void* memory) {
     if (group == nullptr) refuse(function, "the group is null");
     if (group->state == nullptr) refuse(function, "this rank has left the group");
     if (memory == nullptr) return;
-    group->state->handed_out.remove(memory);  // first: from then on another thread may get it
+    group->state->handed_out.remove(memory);  // first: from then on another thread may get the memory
     group->state->group.free(memory);
   });
 }

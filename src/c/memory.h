@@ -8,13 +8,13 @@
 
 namespace lockstep::c {
 
-/// The memory that a group has handed out and not got back, as seen by this process. Any thread may call.
+/// The memory that a group has allocated and not freed, as seen by this process. Any thread may call.
 class HandedOut {
  public:
   enum class Kind { kOwn, kTogether };  ///< of this rank; of all ranks, in the memory of rank 0
 
   void add(void* memory, size_t bytes, Kind kind);
-  /// `memory`: as passed to add(), or any other address.
+  /// `memory` may be any address, not only one passed to add().
   void remove(void* memory);
   /// The kind of the memory that begins here.
   std::optional<Kind> kind_of(const void* memory) const;

@@ -15,7 +15,7 @@
 
 // A step has two meetings. In the first, ranks exchange their intentions and the places of their arrays, so no rank
 // computes with the parameters any longer; after the second, all ranks have all of them. In between each takes its
-// slice of the mean, a block at a time while that is in the cache, and steps it.
+// slice of the mean, a block at a time while it is in the cache, and steps it.
 
 namespace lockstep::c {
 namespace {
@@ -24,7 +24,7 @@ using State = std::shared_ptr<GroupState>;
 using optim::Algorithm;
 
 constexpr size_t kBlock = 512;        ///< elements
-constexpr size_t kSliceAligned = 64;  ///< elements: ranks write no cache line in common where arrays are page aligned
+constexpr size_t kSliceAligned = 64;  ///< elements: ranks write no common cache line if arrays are page-aligned
 constexpr size_t kStates = 3, kLargestElement = 8;
 
 /// A rank's arguments. All but the arrays' addresses must be equal on all ranks.
@@ -45,13 +45,13 @@ struct Step {
   size_t state_bytes() const { return count * shm::element_bytes(state_type()); }
 };
 
-/// The statements that ranks exchange: bytes that are compared, and offsets in resident memory.
+/// A rank's statement: bytes that are compared, and offsets in resident memory.
 struct Announced {
   uint64_t count, type, algorithm;
   optim::StepConstants constants;
-  uint64_t together;    ///< whether the parameters lie once for all ranks
+  uint64_t together;    ///< whether the parameters exist once for all ranks
   uint64_t has_master;  ///< whether float copies are kept
-  uint64_t sample;      ///< of the values of parameters that each rank has a copy of
+  uint64_t sample;      ///< of the values of parameters of which each rank has a copy
   std::array<uint64_t, kStates> states;
   uint64_t master;
   uint64_t parameters, gradients;
@@ -123,7 +123,7 @@ void check_apart(const Step& step) {
       refuse(step.function, "two of the arrays overlap; each needs memory of its own");
 }
 
-/// Of some places of the parameters: copies that differ as a whole differ there. Nobody else writes them now.
+/// Samples of the parameters: copies that differ as a whole differ in them. No other code writes them now.
 uint64_t sample_of(const Step& step) {
   constexpr size_t kPlaces = 16, kWord = sizeof(uint64_t);
   const size_t bytes = step.bytes(), piece = std::min(bytes, kWord);
@@ -171,7 +171,7 @@ std::string text_of(const char* what, uint64_t rank_has, uint64_t zero_has, size
          std::to_string(zero_has);
 }
 
-/// How a rank's step would differ from rank 0's; empty if it does not.
+/// The difference between a rank's step and rank 0's; empty if none.
 std::string difference(const Announced& zero, const Announced& other, size_t rank) {
   const std::string who = "rank " + std::to_string(rank);
   if (other.count != zero.count) return text_of(" parameters", other.count, zero.count, rank);
@@ -247,7 +247,7 @@ void run(const Step& step, const State& state) {
   own_page().finish_operation(number);
 }
 
-/// The arrays that a program gives; `states`: as many as any formula has.
+/// The arrays of a program; `states` has as many as any formula.
 struct Given {
   void* parameters;
   const void* gradients;

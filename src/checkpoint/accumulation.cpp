@@ -7,10 +7,10 @@ namespace {
 
 using AccumulationDict = c10::impl::GenericDict;
 
-// Beside the names of parts, of which none can be called so.
+// A key next to the names of parts, which may not use it.
 const std::string kOfRanks = kRanksKey;
 
-/// Virtual ranks, where there are some.
+/// The number of virtual ranks, if there are any.
 int64_t ranks_of(const Group& group) {
   const auto& virtual_ranks = state_of(group).virtual_ranks;
   return virtual_ranks ? virtual_ranks->count() : group.world_size();
@@ -33,7 +33,7 @@ void AccumulationCheck::note_resumed(const AccumulationDict& whole, int64_t step
   step_ = step;
   AccumulationDict passes = new_dict();
   if (whole.contains(kAccumulationKey)) passes = whole.at(kAccumulationKey).toGenericDict();
-  // Another number of ranks may well accumulate another number of passes, so that a step is of as many samples.
+  // A different number of ranks may well accumulate another number of passes, so that a step has as many samples.
   if (passes.contains(kOfRanks) && passes.at(kOfRanks).toInt() != ranks_of(group)) return;
   for (const CheckpointPart& part : parts)
     if (part.accumulation) saved_[part.name] = passes.contains(part.name) ? passes.at(part.name).toInt() : 1;

@@ -13,25 +13,23 @@
 
 namespace lockstep {
 
-/// Adds to a checkpoint, for each model that accumulates backward passes, how many made a step, and on how many ranks.
-/// Adds nothing if no model does.
+/// Adds to a checkpoint, for each model that accumulates backward passes, the number of passes per step, and the number
+/// of ranks. Adds nothing if no model does.
 void insert_accumulation(c10::impl::GenericDict& whole, const std::vector<CheckpointPart>& parts, const Group& group);
 
-/// Compares the accumulation recorded in a resumed checkpoint with the program's. Its loop may call accumulate() only
-/// after resume(), so the first save after it checks again. A difference is a warning and not an error: a program that
-/// changes the batch size along with it has steps of as many samples as before.
+/// Compares the accumulation recorded in a resumed checkpoint with the program's. The program may call accumulate()
+/// only after resume(), so the first save after it checks again. A difference is a warning, not an error: a program
+/// that also changes the batch size has steps of as many samples as before.
 class AccumulationCheck {
  public:
-  /// Records the contents of a checkpoint of `step`.
   void note_resumed(const c10::impl::GenericDict& whole, int64_t step, const std::vector<CheckpointPart>& parts,
                     const Group& group);
-  /// Called before a save of `step`.
   void look_before_save(int64_t step, const std::vector<CheckpointPart>& parts, const Group& group);
 
  private:
   void look(const std::vector<CheckpointPart>& parts, const Group& group, int if_not_said);
 
-  std::map<std::string, int64_t> saved_;  ///< passes by part; without those that were compared
+  std::map<std::string, int64_t> saved_;  ///< passes by part, without those already compared
   int64_t step_ = 0;
 };
 

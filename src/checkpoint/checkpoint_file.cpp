@@ -13,7 +13,7 @@
 #include "checkpoint/scalar_type.h"
 #include "collectives/storages.h"
 
-// save and load: choose between the two formats, and convert a Checkpoint to and from them.
+// save() and load(): choose between the two formats, and convert a Checkpoint to and from them.
 
 namespace lockstep {
 namespace {
@@ -43,7 +43,7 @@ void save_safetensors(const Checkpoint& checkpoint, const std::string& path) {
 }
 
 Checkpoint load_safetensors(const FileSource& source) {
-  const SafetensorsFile file(source);  // all is checked before memory is taken for the first tensor
+  const SafetensorsFile file(source);  // checks everything before memory is allocated for the first tensor
   Checkpoint checkpoint;
   checkpoint.metadata = file.metadata();
   for (const TensorEntry& entry : file.entries()) {
@@ -141,7 +141,7 @@ StateDict to_state_dict(const c10::IValue& object) {
   StateDict state;
   if (!object.isGenericDict())
     throw Error(std::string("a dictionary of tensors is needed, this is a ") + object.tagKind().c_str());
-  std::vector<const void*> around;  // the dictionaries that are being read
+  std::vector<const void*> around;  // the dictionaries being read
   add_tensors(object, "", around, state);
   return state;
 }

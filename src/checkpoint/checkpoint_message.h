@@ -13,17 +13,17 @@ struct CheckpointMessage {
     kNothing,   ///< no save is due, or there is no checkpoint
     kFailed,    ///< `text` has the reason
     kDiverged,  ///< `text` describes the difference between ranks
-    kInSlices,  ///< all is well so far; now every rank sends rank 0 its slices
+    kInSlices,  ///< no error so far; now every rank sends rank 0 its slices
   };
 
   Outcome outcome = Outcome::kDone;
   int64_t steps = 0;         ///< until rank 0 is asked again whether a save is due
-  int64_t step_on_disk = 0;  ///< of a resume: of the newest checkpoint in the folder
-  std::string text;          ///< a file's name, the lines to compare, or what went wrong
-  std::string state;         ///< what belongs to the sender alone, as the bytes of a .pt file
+  int64_t step_on_disk = 0;  ///< for a resume: step of the newest checkpoint in the folder
+  std::string text;          ///< a file's name, the lines to compare, or the error
+  std::string state;         ///< the sender's own state, as the bytes of a .pt file
 
   std::string encode() const;
-  /// Throws Error for bytes that encode() does not produce. `rank`: the sender.
+  /// Throws Error for bytes that encode() does not produce. `rank` is the sender.
   static CheckpointMessage decode(std::string bytes, int rank);
 
   bool operator==(const CheckpointMessage&) const = default;

@@ -27,7 +27,7 @@ struct CheckpointPart {
   /// The part's state as slices on the ranks of a group; none if each rank has all of it. Null if it never lies in
   /// slices.
   std::function<std::optional<c10::IValue>(const Group& group)> save_in_slices = nullptr;
-  /// Whether no rank may hold all of these slices: then the whole checkpoint is written piece by piece, before save()
+  /// Whether no rank may hold all of these slices. The whole checkpoint is then written piece by piece, before save()
   /// returns. Null: false.
   std::function<bool()> is_never_whole = nullptr;
 };
@@ -35,7 +35,7 @@ struct CheckpointPart {
 // Keys of the dictionary in the file, besides the parts' names.
 constexpr const char* kStepKey = "step";
 constexpr const char* kAccumulationKey = "accumulated_passes";
-constexpr const char* kVirtualRanksKey = "virtual_ranks";  ///< their number; missing: there are none
+constexpr const char* kVirtualRanksKey = "virtual_ranks";  ///< their number; missing: none
 constexpr const char* kThreadsKey = "threads";             ///< that an operator used, with virtual ranks
 
 inline c10::impl::GenericDict new_dict() { return c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get()); }

@@ -48,8 +48,8 @@ std::string kind_of_value(const c10::IValue& value) {
   return keys.empty() ? "an empty dictionary" : "a dictionary with" + keys;
 }
 
-/// Runs `load`, which may be the program's own and throw anything for an unexpected value, which LibTorch reports as a
-/// bug of its own. Throws Error that describes the checkpoint's value.
+/// Runs `load`, which may be the program's own and throw anything for an unexpected value, which LibTorch reports as
+/// its own bug. Throws Error that describes the checkpoint's value.
 void load_value(const c10::IValue& value, const std::function<void()>& load) {
   std::string problem;
   try {
@@ -66,13 +66,13 @@ void load_value(const c10::IValue& value, const std::function<void()>& load) {
               " here, which the part's load() does not take: " + problem);
 }
 
-/// Loads one rank's parts, and collects what does not fit.
+/// Loads one rank's parts, and collects those that do not fit.
 class PartLoader {
  public:
   PartLoader(const std::vector<CheckpointPart>& parts, const Group& group) : parts_(parts), group_(group) {}
 
   void load(const std::function<CheckpointImage()>& open);
-  /// Of the checkpoint.
+  /// The step of the checkpoint.
   int64_t step() const { return step_; }
   const AccumulationCheck& accumulation() const { return accumulation_; }
   /// A line for each part that does not fit; "" if all do.
@@ -84,7 +84,7 @@ class PartLoader {
   void load_from_other_ranks(const CheckpointImage& image);
   void restore_virtual_states(const CheckpointImage& image) const;
   void load_from_ranks(const CheckpointPart& part, const std::vector<Dict>& ranks);
-  /// Notes it under the part's name if `body` throws.
+  /// Records the error under the part's name if `body` throws.
   void try_part(const CheckpointPart& part, const std::function<void()>& body) {
     const std::string problem = failure_of(body);
     if (!problem.empty()) problems_ += "\n  `" + part.name + "`: " + problem;
@@ -117,7 +117,7 @@ void PartLoader::load(const std::function<CheckpointImage()>& open) {
   });
 }
 
-/// Before anything is loaded: the bits of a run depend on both.
+/// Called before anything is loaded: the bits of a run depend on both.
 void PartLoader::check_virtual_ranks(const Dict& whole) const {
   const auto saved = [&](const char* key) { return whole.contains(key) ? whole.at(key).toInt() : 0; };
   const int64_t mine = virtual_ranks_ ? virtual_ranks_->count() : 0, theirs = saved(kVirtualRanksKey);
@@ -148,7 +148,7 @@ void PartLoader::load_scope(const Dict& from, bool of_each_rank) {
       });
 }
 
-/// The checkpoint is of another number of ranks: only parts that know how to share out their states are resumed.
+/// For a checkpoint of a different number of ranks: only parts that can redistribute their states are resumed.
 void PartLoader::load_from_other_ranks(const CheckpointImage& image) {
   std::string left_out = virtual_ranks_ ? "" : "random states";
   if (virtual_ranks_) restore_virtual_states(image);
@@ -190,7 +190,7 @@ CheckpointImage image_of_file(const std::string& path) {
 /// Rank 0's choice.
 struct Choice {
   std::string file;          ///< in the folder; empty: none
-  uint64_t sequence = 0;     ///< of the one in memory, which comes first; 0: none
+  uint64_t sequence = 0;     ///< of the checkpoint in memory, which has precedence; 0: none
   int64_t step_on_disk = 0;  ///< of the newest in the folder
 
   CheckpointMessage message() const {
@@ -202,7 +202,7 @@ struct Choice {
   }
 };
 
-/// Rank 0: memory, unless the folder has something newer that is intact.
+/// On rank 0: chooses memory, unless the folder has a newer intact checkpoint.
 Choice choose(const CheckpointFolder& folder, const std::optional<WholeSlot>& in_memory) {
   Choice choice;
   for (const CheckpointManifest& manifest : folder.list())
@@ -219,9 +219,9 @@ Choice choose(const CheckpointFolder& folder, const std::optional<WholeSlot>& in
   return choice;
 }
 
-/// The choice, equal on all ranks.
+/// Returns the choice, equal on all ranks.
 Choice agree(const CheckpointFolder& folder, const MemoryTier* memory, const Group& group) {
-  // A rank may still be writing its part of the last save, which counts only when all have.
+  // A rank may still be writing its part of the last save, which counts only when all ranks have.
   if (memory != nullptr) group.barrier();
   const auto in_memory = memory != nullptr ? memory->newest_intact() : std::nullopt;
   CheckpointMessage chosen;
@@ -247,7 +247,7 @@ std::optional<ResumedCheckpoint> resume_parts(const std::vector<CheckpointPart>&
   resumed.step = loader.step();
   resumed.accumulation = loader.accumulation();
   resumed.step_on_disk = from_memory ? choice.step_on_disk : resumed.step;
-  const auto problems = group.all_gather_bytes(loader.problems());  // nobody reads memory any more after this
+  const auto problems = group.all_gather_bytes(loader.problems());  // no rank reads memory after this
   std::string text;
   for (size_t rank = 0; rank < problems.size(); ++rank) {
     if (problems[rank].empty()) continue;

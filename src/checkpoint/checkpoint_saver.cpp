@@ -27,10 +27,10 @@ using Dict = c10::impl::GenericDict;
 using Outcome = CheckpointMessage::Outcome;
 using Scope = Checkpointer::Scope;
 
-/// This rank's values of the parts that have one state in the file. Rank 0's are saved, and the slices of the others.
+/// This rank's values of the parts with one state in the file. Rank 0's are saved, with the others' slices.
 struct CommonState {
   Dict parts = new_dict();
-  Dict in_slices = new_dict();  ///< those of them that lie in slices on all ranks
+  Dict in_slices = new_dict();  ///< the parts that lie in slices on all ranks
 };
 
 CommonState common_state(const std::vector<CheckpointPart>& parts, const Group& group) {
@@ -53,7 +53,7 @@ std::string lines_to_compare(const std::vector<CheckpointPart>& parts, const Com
       (common.in_slices.contains(part.name) ? in_slices : compared).insert(part.name, common.parts.at(part.name));
   std::string lines = lines_of_state(compared);
   if (!in_slices.empty()) lines += lines_of_state(in_slices, /*in_slices=*/true);
-  // Replicas have compared their values with each other, which may be other ranks than those that save.
+  // Replicas have compared their values with each other, possibly on other ranks than those that save.
   for (const CheckpointPart& part : parts)
     if (part.replicas != nullptr)
       for (const auto& item : part.replicas->named_parameters())
@@ -115,7 +115,7 @@ void check_shared_weights() {
 
 void check_own_weights(const Dict& state) {
   if (!any_borrowed()) return;
-  for (const auto& part : state)  // what contains itself is told where it is compared or written
+  for (const auto& part : state)  // a value that contains itself is reported where it is compared or written
     if (!contains_itself(part.value())) refuse_borrowed(part.value(), part.key().toStringRef());
 }
 
@@ -230,7 +230,7 @@ CheckpointMessage CheckpointSaver::collect(std::vector<std::string> sent, const 
 /// Called on rank 0. Exceptions concern the state; a disk failure is not an exception.
 void CheckpointSaver::start_write(std::unique_ptr<ObjectWriter> next, int64_t step, std::optional<double> score,
                                   bool may_copy) {
-  wait();  // one at a time: the copy goes into the memory of the one before
+  wait();  // one at a time: the copy reuses the previous one's memory
   if (!options_.asynchronous || !may_copy) return write(*next, step, score);
   next->detach_from_tensors(snapshot_.get());
   snapshot_ = std::move(next);

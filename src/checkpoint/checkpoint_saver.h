@@ -17,10 +17,9 @@
 
 namespace lockstep {
 
-/// State that belongs to this rank alone: its random states and the parts added as kEachRank. `virtual_ranks`: null if
-/// there are none.
+/// This rank's own state: its random states and the parts added as kEachRank. `virtual_ranks` is null if none.
 c10::impl::GenericDict state_of_rank(const std::vector<CheckpointPart>& parts, const VirtualRanks* virtual_ranks);
-/// Throws Error if weights that ranks share are not as their optimizer left them.
+/// Throws Error if weights that ranks share have been changed by other code than their optimizer.
 void check_shared_weights();
 /// Throws Error if a tensor in `state` temporarily holds other values, such as averages of weights: a run resumed from
 /// it would have lost its own.
@@ -31,7 +30,7 @@ void insert_step(c10::impl::GenericDict& whole, int64_t step, const VirtualRanks
 /// Saves on all ranks. Each rank packs its own state and sends it to rank 0, with a hash of every tensor that should be
 /// equal everywhere. Rank 0 compares the hashes, reads and copies all tensors, and tells the others whether that
 /// succeeded. They continue training while a thread of rank 0 writes the copy. If each rank has only a slice of an
-/// optimizer's state, the others send theirs piece by piece while rank 0 copies or writes.
+/// optimizer's state, the others send their slices piece by piece while rank 0 copies or writes.
 class CheckpointSaver {
  public:
   /// Makes the folder now rather than at the first save, hours later. Throws StorageError on all ranks.
@@ -46,12 +45,11 @@ class CheckpointSaver {
   /// REQUIRES: all ranks call it.
   void clear_folder();
 
-  /// Saves. Returns kFailed or kDiverged if the state cannot be saved; a disk failure is a warning on rank 0.
-  /// `problem`: why this rank must not save that step; "" if it may.
+  /// Saves. Returns kFailed or kDiverged if the state cannot be saved; a disk failure is a warning on rank 0. `problem`
+  /// is the reason why this rank must not save that step; "" if it may.
   /// REQUIRES: all ranks call it.
   CheckpointMessage save(const std::vector<CheckpointPart>& parts, int64_t step, std::optional<double> score,
                          const std::string& problem);
-  /// Waits for the writer.
   void wait();
   /// Waits until everything is written. Throws StorageError on all ranks if the last save failed.
   void finish();

@@ -41,10 +41,10 @@ struct Checkpointer::State {
   const std::string path;
   const bool replace_old_run;
   std::vector<CheckpointPart> parts;
-  std::vector<std::function<void()>> checks;  ///< before each save
+  std::vector<std::function<void()>> checks;  ///< called before each save
   CheckpointSaver saver;
   SaveSchedule schedule;
-  const std::unique_ptr<MemoryTier> memory;  ///< null: disk alone
+  const std::unique_ptr<MemoryTier> memory;  ///< null: disk only
   int64_t resumed_step = 0;
   AccumulationCheck accumulation;
   int64_t newest = -1;  ///< step that this run has saved or resumed; -1: none
@@ -53,7 +53,7 @@ struct Checkpointer::State {
 
 namespace {
 
-/// The ranks of one machine that give other folders would save one rank's state where the others do not look for it.
+/// Ranks of one machine with different folders would save one rank's state where the others do not look for it.
 /// Machines may have mounted a shared folder at different places.
 void compare_folders(const Group& group, const std::string& folder) {
   std::error_code unknown;
@@ -71,7 +71,7 @@ void compare_folders(const Group& group, const std::string& folder) {
     }
 }
 
-/// All ranks call it.
+/// REQUIRES: all ranks call it.
 void compare_options(const Group& group, const std::string& folder, const CheckpointerOptions& options) {
   if (group.world_size() == 1) return;
   const OperationLabel label("Checkpointer()");
@@ -97,8 +97,8 @@ const char* scope_name(Checkpointer::Scope scope) {
 
 }  // namespace
 
-/// Once, before the parts are used for the first time: in another order, equal parts would look different. All ranks
-/// call it.
+/// Called once, before the parts are first used: in another order, equal parts would look different.
+/// REQUIRES: all ranks call it.
 void Checkpointer::State::compare_parts() {
   if (std::exchange(parts_compared, true) || group.world_size() == 1) return;
   std::string lines;
@@ -110,14 +110,15 @@ void Checkpointer::State::compare_parts() {
               ". Every rank must add the same parts, in the same order and with the same scope");
 }
 
-/// Before a step is counted for the first time. All ranks call it.
+/// Called before the first step is counted.
+/// REQUIRES: all ranks call it.
 void Checkpointer::State::begin_run() {
   if (replace_old_run && newest < 0 && saver.step_found() >= 0) saver.clear_folder();
 }
 
 /// Throws Error for a step that this run cannot have.
 void Checkpointer::State::check_step(int64_t step) const {
-  constexpr int64_t kMost = 999'999'999'999;  // whose digits a file's name has
+  constexpr int64_t kMost = 999'999'999'999;  // a file's name has this many digits
   if (step < 0 || step > kMost)
     throw Error("the step is " + std::to_string(step) + "; steps count from 0 to " + std::to_string(kMost));
   if (step < newest)
@@ -170,7 +171,7 @@ bool Checkpointer::State::step(int64_t step) {
 
 bool Checkpointer::State::resume() {
   compare_parts();
-  saver.wait();  // the newest may be on its way to the disk
+  saver.wait();  // the newest may still be on its way to the disk
   const auto resumed = resume_parts(parts, saver.folder(), memory.get(), group);
   if (!resumed) return false;
   note_any_weights_set();

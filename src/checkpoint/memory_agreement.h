@@ -20,7 +20,7 @@ struct MemorySave {
   uint64_t layout = 0;                             ///< as in the SaveHeader
   const c10::impl::GenericDict* common = nullptr;  ///< state common to all ranks
   const ObjectWriter* sampled = nullptr;           ///< of it; null before the first save, which compares every bit
-  std::string problem = {};                        ///< why this rank cannot save; "" if it can
+  std::string problem = {};                        ///< the reason why this rank cannot save; "" if it can
 };
 
 /// A comparison made for each save, in one small message: the step, the folder, all common state except tensor data,
@@ -29,7 +29,7 @@ class MemorySaveComparison {
  public:
   /// Sends the compared values and returns.
   MemorySaveComparison(const Group& group, MemorySave mine);
-  /// Throws Error on all ranks if they differ, or one of them cannot save, naming the difference and the ranks. One
+  /// Throws Error on all ranks, naming the difference and the ranks, if they differ or one of them cannot save. One
   /// call suffices.
   void check();
 

@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-constexpr uint64_t kPiece = 16 << 20;  // of what is sent at a time
+constexpr uint64_t kPiece = 16 << 20;  // sent at a time
 
 struct StringSink : ByteSink {
   void write(const void* data, size_t size) override { bytes.append(static_cast<const char*>(data), size); }
@@ -40,7 +40,7 @@ std::vector<uint64_t> sequences_of(const std::vector<WholeSlot>& slots) {
   return sequences;
 }
 
-/// The highest number that is in all of these; 0: there is none.
+/// The highest number that is in all of these sets; 0: none.
 uint64_t newest_common(const std::vector<std::vector<uint64_t>>& sets) {
   uint64_t newest = 0;
   for (const uint64_t one : sets.front()) {
@@ -119,7 +119,7 @@ SlotTurn MemoryMachines::agree_on_turn(const Group& group, const SlotMemory& mem
     turn.sequence = std::max(turn.sequence, numbers.at(0));
     all.emplace_back(numbers.begin() + 1, numbers.end());
   }
-  // A machine may hold a newer one than all have in common: that is the one to overwrite.
+  // A machine may hold a newer state than all have in common; that one is overwritten.
   const uint64_t kept = newest_common(all);
   for (const WholeSlot& slot : whole)
     if (slot.sequence == kept) turn.slot = 1 - slot.slot;
@@ -164,7 +164,8 @@ std::optional<WholeSlot> MemoryMachines::newest_for_all(const Group& group, Slot
   return chosen;
 }
 
-/// All ranks call it: the machine of `root` sends its `slot` to those whose leader receives. Returns what went wrong.
+/// The machine of `root` sends its `slot` to the machines whose leader receives. Returns the error.
+/// REQUIRES: all ranks call it.
 std::string MemoryMachines::send(const Group& group, SlotMemory& memory, int root, bool receives,
                                  WholeSlot& slot) const {
   const int from = slot.slot;
@@ -204,7 +205,7 @@ std::string MemoryMachines::send(const Group& group, SlotMemory& memory, int roo
   };
   if (const std::string failed = all_well(); !failed.empty()) return failed;
   for (size_t rank = 0; rank < writers.size(); ++rank) writers[rank].finish(slot.header, slot.own_bytes[rank]);
-  group.barrier();  // nobody reads it before
+  group.barrier();  // no rank reads it before
   if (!receives) slot.slot = from;
   return "";
 }

@@ -19,7 +19,7 @@ namespace lockstep {
 /// always is.
 class MemoryMachines {
  public:
-  /// `first_ranks`: by rank, the first rank of its machine. `rank`: this rank.
+  /// `first_ranks` has, for each rank, the first rank of its machine. `rank` is this rank.
   MemoryMachines(std::vector<int> first_ranks, int rank);
 
   bool several() const { return several_; }
@@ -29,7 +29,7 @@ class MemoryMachines {
   /// Whether this rank represents its machine.
   bool leads() const { return first_ranks_[static_cast<size_t>(rank_)] == rank_; }
 
-  // For saves, in this order. On one machine they do nothing.
+  // For saves, in this order. On one machine these do nothing.
 
   /// Called before the first save of a start, which goes to `turn`.
   void begin_keeping(SlotMemory& memory, SlotTurn turn);
@@ -46,7 +46,7 @@ class MemoryMachines {
   /// REQUIRES: all ranks call it, while none saves.
   static SlotTurn agree_on_turn(const Group& group, const SlotMemory& memory);
   /// The newest state that every machine has; if no state is on all, the newest of any, which is sent to the machines
-  /// that lack it. Empty if there is none, or it cannot be sent (rank 0 warns). `mine`: this machine's states, empty
+  /// that lack it. Empty if none, or it cannot be sent (rank 0 warns). `mine` holds this machine's states, and is empty
   /// unless leads().
   /// REQUIRES: all ranks call it, while none saves.
   std::optional<WholeSlot> newest_for_all(const Group& group, SlotMemory& memory,
@@ -59,9 +59,9 @@ class MemoryMachines {
   const int rank_;
   bool several_ = false;
   int ranks_here_ = 1, rank_here_ = 0;
-  std::vector<int> kept_;            // ranks of other machines whose records and own states this rank writes here
+  std::vector<int> kept_;            // ranks of other machines for which this rank writes records and own states
   std::vector<SlotWriter> writers_;  // for them
-  std::vector<std::string> told_;    // by rank; in the current save
+  std::vector<std::string> told_;    // by rank; received in the current save
 };
 
 }  // namespace lockstep

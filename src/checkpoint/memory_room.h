@@ -12,7 +12,7 @@ namespace lockstep {
 /// ranks of the machine, and its own state.
 class MemoryRoom {
  public:
-  /// `rank_here`, `ranks_here`: on this machine.
+  /// `rank_here` and `ranks_here` refer to this machine.
   MemoryRoom(MappedSlots& memory, int rank, int rank_here, int ranks_here)
       : memory_(memory), rank_(rank), rank_here_(rank_here), ranks_here_(ranks_here) {}
 

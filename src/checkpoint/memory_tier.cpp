@@ -31,10 +31,10 @@ using Outcome = CheckpointMessage::Outcome;
 using Scope = Checkpointer::Scope;
 
 constexpr auto kNoChecksums = ZipWriter::Checksums::kWholeEntries;
-constexpr std::chrono::milliseconds kForHugePages(500);  // of the tensors, once
-constexpr std::chrono::seconds kLongestWait(300);        // where collectives have no timeout of their own
+constexpr std::chrono::milliseconds kForHugePages(500);  // for the tensors, once
+constexpr std::chrono::seconds kLongestWait(300);        // if collectives have no timeout of their own
 
-std::atomic<bool> in_use = false;  // one tier a process: its states lie in one place
+std::atomic<bool> in_use = false;  // one tier per process: its states have one place
 
 int number_in(const std::optional<std::string>& text) {
   int value = -1;
@@ -95,14 +95,14 @@ SplitState split_state(const std::vector<CheckpointPart>& parts, int64_t step, c
   return state;
 }
 
-/// Counts, and passes on what lies in [begin, end).
+/// Counts bytes, and passes on those in [begin, end).
 class RangeSink : public ByteSink {
  public:
   using Take = void (SlotWriter::*)(uint64_t at, const void* data, uint64_t bytes);
   RangeSink() = default;
   RangeSink(SlotWriter& writer, Take taking, uint64_t begin, uint64_t end)
       : writer_(&writer), take_(taking), begin_(begin), end_(end) {}
-  /// Moves forwarded memory into huge pages first: a copy of it is then a quarter faster.
+  /// First moves forwarded memory into huge pages, which makes copying it a quarter faster.
   void gather_until(Deadline deadline) { gather_until_ = deadline; }
 
   void write(const void* data, size_t size) override {
@@ -196,14 +196,14 @@ void MemoryTier::save(const std::vector<CheckpointPart>& parts, int64_t step, st
                                            .common = &state.common,
                                            .sampled = written_by_all && writer_ ? &*written_by_all : nullptr,
                                            .problem = std::move(problem)});
-  // Where nothing remains to be agreed on, the ranks' messages travel while the state is written.
+  // If nothing remains to be agreed on, the ranks' messages are in flight while the state is written.
   const bool writes_at_once = written_here && writer_ && !machines_.several() &&
                               written_by_all->most_bytes() <= room_.common_capacity() &&
                               written_here->most_bytes() <= room_.own_capacity();
   if (!writes_at_once) comparison.check();
   last_step_ = step;
   const ObjectWriter &common = *written_by_all, &own = *written_here;
-  // If there is certainly room, nothing is counted beforehand: that takes as long as writing hundreds of headers.
+  // If there is certainly room, nothing is counted beforehand, which would take as long as writing hundreds of headers.
   if ((!writer_ || common.most_bytes() > room_.common_capacity()) && !has_room(state.common, common, own)) return;
   if (own.most_bytes() > room_.own_capacity()) room_.open_own(own.most_bytes());
   machines_.exchange(group_, own, layout);
@@ -221,14 +221,16 @@ void MemoryTier::save(const std::vector<CheckpointPart>& parts, int64_t step, st
   own_page().note_memory_checkpoint(step);
 }
 
-/// All ranks call it. False: the program does without.
+/// Returns false if the program continues without the tier.
+/// REQUIRES: all ranks call it.
 bool MemoryTier::has_room(const MemoryDict& state, const ObjectWriter& common, const ObjectWriter& own) {
   const uint64_t common_bytes = bytes_in_memory(common);
   return (writer_ && common_bytes <= room_.common_capacity()) || reserve(state, common_bytes, own.most_bytes());
 }
 
-/// All ranks call it: makes room for images of this size, and in the first save compares what should be equal. False if
-/// there is no room and the program may do without.
+/// Makes room for images of this size, and in the first save compares what should be equal. Returns false if there is
+/// no room and the program may continue without it.
+/// REQUIRES: all ranks call it.
 bool MemoryTier::reserve(const MemoryDict& common, uint64_t common_bytes, uint64_t own_bytes) {
   CheckpointMessage result =
       share([&](CheckpointMessage& mine) { room_.ask(mine, common_bytes, own_bytes); }, MemoryRoom::check);
@@ -253,7 +255,7 @@ bool MemoryTier::reserve(const MemoryDict& common, uint64_t common_bytes, uint64
   return true;
 }
 
-/// All ranks call `say`, rank 0 calls `look` on their messages; all get the failure, if there was one.
+/// All ranks call `say`, and rank 0 calls `look` on their messages; all get the failure, if any.
 CheckpointMessage MemoryTier::share(const std::function<void(CheckpointMessage&)>& say,
                                     const std::function<void(const std::vector<CheckpointMessage>&)>& look) const {
   const auto sent = group_.gather_bytes(attempt(say).encode());
@@ -270,7 +272,7 @@ CheckpointMessage MemoryTier::share(const std::function<void(CheckpointMessage&)
   return CheckpointMessage::decode(group_.broadcast_bytes(result.encode()), 0);
 }
 
-/// Usually they have all saved long ago, or this rank would not have got here.
+/// Usually all have saved long ago, or this rank would not have got here.
 void MemoryTier::wait_for_last_save(int64_t step) const {
   const auto timeout = own_page().collective_timeout();
   const Deadline deadline(timeout.count() > 0 ? timeout : std::chrono::milliseconds(kLongestWait));

@@ -22,10 +22,10 @@ namespace lockstep {
 
 /// Checkpoints in the launcher's memory, from which the ranks of a restart continue.
 ///
-/// State that is equal on all ranks is one image, the bytes of a .pt file; each rank writes its range of it straight
-/// from the tensors. Behind the image each rank stores its own state, and rank 0 also stores parts taken from rank 0
+/// State that is equal on all ranks is one image, the bytes of a .pt file, of which each rank writes a range straight
+/// from the tensors. After the image each rank stores its own state, and rank 0 also stores parts taken from rank 0
 /// alone. Each save begins with a small message in which ranks compare everything except tensor data, and a sample of
-/// that (memory_agreement.h); the first save of a start compares all of it. On several machines each one holds the
+/// that data (memory_agreement.h); the first save of a start compares all of it. On several machines each one holds the
 /// whole image, and ranks exchange their own states (memory_machines.h). SlotWriter decides which rank writes when.
 class MemoryTier {
  public:
@@ -38,14 +38,14 @@ class MemoryTier {
   MemoryTier& operator=(const MemoryTier&) = delete;
 
   bool is_due(int64_t step) const { return !gave_up_ && step - last_step_ >= every_; }
-  /// The state of `step` was saved or resumed.
+  /// Called when the state of `step` was saved or resumed.
   void start_after(int64_t step) {
     last_step_ = step;
     gathered_ = false;  // some tensors are new
   }
-  /// Throws Error on all ranks if there is too little memory, unless the program can do without the tier, which then
-  /// gives up. Throws Error on all ranks, before anything is written, if their steps or states differ, or one of them
-  /// cannot save. `problem`: why this rank must not save that step; "" if it may.
+  /// Saves. Throws Error on all ranks if there is too little memory, unless the program can do without the tier, which
+  /// is then given up. Throws Error on all ranks, before anything is written, if their steps or states differ, or one
+  /// of them cannot save. `problem` is the reason why this rank must not save that step; "" if it may.
   /// REQUIRES: all ranks call it.
   void save(const std::vector<CheckpointPart>& parts, int64_t step, std::string problem);
 
@@ -77,7 +77,7 @@ class MemoryTier {
   bool gave_up_ = false;
   int64_t last_step_ = 0;
   std::optional<SlotWriter> writer_;  // from the first save on
-  bool gathered_ = false;             // the tensors lie in huge pages, as far as the kernel allowed
+  bool gathered_ = false;             // the tensors are in huge pages, as far as the kernel allowed
 };
 
 }  // namespace lockstep

@@ -7,7 +7,7 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kPrefixes[] = {"module.", "_orig_mod."};
-constexpr size_t kMaxLetters = 200;  // of a name that is compared letter by letter
+constexpr size_t kMaxLetters = 200;  // of a name compared letter by letter
 
 /// The number of letters to insert, remove or replace (Levenshtein), at most `limit`.
 size_t differing_letters(const std::string& a, const std::string& b, size_t limit) {
@@ -45,7 +45,7 @@ std::string prefix_to_remove(const std::vector<std::string>& own, const std::vec
   };
   std::string best, candidate;
   size_t most = matching("");
-  // Wrappers are nested: the prefixes that a first name starts with are tried one after the other.
+  // Wrappers are nested, so the prefixes of a first name are tried one after the other.
   const auto first = std::find_if(given.begin(), given.end(), [](const std::string& name) {
     return std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
                        [&](const char* prefix) { return name.starts_with(prefix); });

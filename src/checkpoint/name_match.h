@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-/// The prefix to remove from names so that more of them are among `own`: the longest run of the prefixes that Python's
-/// wrappers add (`module.`, `_orig_mod.`); "" if the names match unchanged or no prefix helps.
+/// The prefix to remove from names so that more of them are among `own`: the longest sequence of the prefixes that
+/// Python's wrappers add (`module.`, `_orig_mod.`); "" if the names match unchanged or no prefix helps.
 std::string prefix_to_remove(const std::vector<std::string>& own, const std::vector<std::string>& given);
 
 /// `name` without the prefix, if it starts with it.

@@ -23,12 +23,12 @@ at::Tensor as_tensor(const c10::Storage& storage) {
 
 }  // namespace
 
-/// Where in the object a value is: it is put into words only for an error.
+/// The position of a value in the object. It becomes text only for an error.
 struct ObjectWriter::Place {
-  const Place* outer = nullptr;  ///< null: it is the object
+  const Place* outer = nullptr;  ///< null: the value is the object
   c10::IValue key;
   int depth = 0;
-  const void* container = nullptr;  ///< the list, tuple or dictionary that it is in
+  const void* container = nullptr;  ///< the list, tuple or dictionary that contains it
 
   Place inner(c10::IValue inner_key, const c10::IValue& in) const {
     return {this, std::move(inner_key), depth + 1, in.internalToPointer()};
@@ -159,7 +159,7 @@ void ObjectWriter::detach_from_tensors(ObjectWriter* old) {
     if (bytes.unsafeGetStorageImpl() != kept_[i].unsafeGetStorageImpl()) continue;
     c10::Storage copy;
     if (old != nullptr && i < old->storages_.size() && old->storages_[i].nbytes() == bytes.nbytes())
-      copy = std::move(old->storages_[i]);  // memory that was touched before costs no page faults
+      copy = std::move(old->storages_[i]);  // memory that was touched before causes no page faults
     else
       copy = at::empty({static_cast<int64_t>(bytes.nbytes())}, at::kByte).storage();
     if (slices(i) == nullptr) {
@@ -194,7 +194,7 @@ void ObjectWriter::write(ByteSink& sink, const std::string& name, ZipWriter::Che
 }
 
 uint64_t ObjectWriter::hash_of_samples(uint64_t turn) const {
-  constexpr size_t kWords = 256;  // of all tensors, where they are fewer: each is a cache line that comes from memory
+  constexpr size_t kWords = 256;  // of all tensors, if they have more; each is a cache line from memory
   constexpr uint64_t kWordBytes = sizeof(uint64_t);
   const size_t words_each = std::max<size_t>(1, kWords / std::max<size_t>(1, dense_.size()));
   uint64_t place = Hash::mixed(Hash::kStart, turn), hash = Hash::kStart;

@@ -25,15 +25,15 @@ class ObjectWriter {
 
   /// The storages of which each rank has a slice (sliced_memory.h), in the order of writing.
   std::vector<c10::Storage> sliced() const;
-  /// Called on rank 0, once: the missing slices come from the other ranks when the object is written, copied or
-  /// destroyed. The others call send_slices() with the result of sliced() there. Without this call, such memory is
+  /// On rank 0, called once: the missing slices come from the other ranks when the object is written, copied or
+  /// destroyed. The others then call send_slices() with the result of sliced(). Without this call, such memory is
   /// written as it is here.
   void bring_slices_from(const Group& group);
 
   /// Copies all tensors, so that the originals may change. Reuses the memory of `old`, an earlier writer, if it fits.
   void detach_from_tensors(ObjectWriter* old);
 
-  /// `name`: the folder inside the archive.
+  /// `name` is the folder inside the archive.
   void write(ByteSink& sink, const std::string& name,
              ZipWriter::Checksums checksums = ZipWriter::Checksums::kAll) const;
   uint64_t bytes() const;
@@ -41,7 +41,7 @@ class ObjectWriter {
   uint64_t most_bytes() const { return bytes() + pickle_.size() + (storages_.size() + 10) * 512; }
   /// Everything except tensor data.
   const std::string& pickle() const { return pickle_; }
-  /// A hash of a few elements of every tensor without gaps on the CPU. Another `turn` samples other elements.
+  /// A hash of a few elements of every tensor without gaps on the CPU. A different `turn` samples other elements.
   uint64_t hash_of_samples(uint64_t turn) const;
 
  private:
@@ -50,7 +50,7 @@ class ObjectWriter {
   void add_dict(const c10::IValue& value, const Place& place);
   void add_tensor(const at::Tensor& tensor, const Place& place);
   size_t storage_of(const at::Tensor& tensor);
-  /// How a storage to be completed is cut into slices; null if it is complete here.
+  /// The division into slices of a storage to be completed; null if it is complete here.
   const Slices* slices(size_t storage) const;
 
   PickleWriter pickle_writer_;
@@ -63,7 +63,7 @@ class ObjectWriter {
     uint64_t count;
   };
   std::vector<Bytes> dense_;             ///< the tensors without gaps
-  std::unique_ptr<SliceStream> others_;  ///< brings slices; null if there are none to bring
+  std::unique_ptr<SliceStream> others_;  ///< brings slices; null if none are missing
 };
 
 }  // namespace lockstep

@@ -76,7 +76,7 @@ Field tensor_field(const char* name, at::Tensor& (State::*mutable_access)()) {
           }};
 }
 
-/// Python keeps the step as a float32 scalar.
+/// Python stores the step as a float32 scalar.
 template <typename State>
 Field step_field() {
   Field field{
@@ -89,7 +89,7 @@ Field step_field() {
   return field;
 }
 
-/// Options that only Python's optimizers have. Of these only `maximize` changes the effect of a step.
+/// Options that only Python's optimizers have. Only `maximize` changes the effect of a step.
 std::vector<std::pair<const char*, c10::IValue>> fixed_options(bool capturable) {
   std::vector<std::pair<const char*, c10::IValue>> options = {
       {"maximize", false}, {"foreach", {}}, {"differentiable", false}, {"fused", {}}};
@@ -167,7 +167,7 @@ Kind adagrad_kind() {
 #undef LOCKSTEP_BOOL
 
 /// `kind`, of a state type, extended by a float copy of 16-bit parameters. Apex and Transformer Engine use the same
-/// name for it, and Python's load_state_dict() accepts unknown entries.
+/// name for the copy, and Python's load_state_dict() accepts unknown entries.
 template <typename State>
 Kind with_masters(Kind kind, const Optimizer& optimizer) {
   const auto* keeper = dynamic_cast<const detail::KeepsMasters*>(&optimizer);

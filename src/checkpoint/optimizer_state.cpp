@@ -26,7 +26,7 @@ using Kind = OptimizerKind;
 struct Parameter {
   at::Tensor tensor;
   const OptimizerParamGroup* group;
-  std::vector<int64_t> sizes;  ///< of what is remembered of it
+  std::vector<int64_t> sizes;  ///< of the parameter's state
 };
 
 std::vector<Parameter> parameters_of(const Optimizer& optimizer) {
@@ -38,11 +38,11 @@ std::vector<Parameter> parameters_of(const Optimizer& optimizer) {
   return parameters;
 }
 
-/// Before state() is read to be saved.
+/// Called before state() is read for saving.
 void complete(const Optimizer& optimizer) {
   if (const auto* keeper = dynamic_cast<const detail::KeepsSlices*>(&optimizer)) keeper->complete_state();
 }
-/// Before state() is replaced.
+/// Called before state() is replaced.
 void check_known(const Optimizer& optimizer) {
   if (const auto* keeper = dynamic_cast<const detail::KeepsSlices*>(&optimizer)) keeper->check_state_is_known();
 }
@@ -69,7 +69,6 @@ std::string problem_of(const at::Tensor& value, const Field& field, const at::Te
   return text.str();
 }
 
-/// Of the tensors that are remembered of a parameter.
 at::TensorOptions options_of(const Kind& kind, const at::Tensor& parameter) {
   const bool is_16_bit = parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16;
   return kind.masters && is_16_bit ? parameter.options().dtype(at::kFloat) : parameter.options();
@@ -85,7 +84,7 @@ at::Tensor own(const at::Tensor& value, const at::TensorOptions& options, const 
   return at::empty_like(parameter, options).copy_(value);
 }
 
-/// The state of the parameter at `place`, or null if the file has none; adds to `problems` and `used`.
+/// The state of the parameter at `place`, or null if the file has none. Adds to `problems` and `used`.
 std::unique_ptr<OptimizerParamState> read_state(const Kind& kind, size_t place, const Parameter& parameter,
                                                 const StateDict& state, Tensors tensors, std::string& problems,
                                                 size_t& used) {
@@ -179,7 +178,7 @@ c10::IValue value_of(const Object& object, const c10::IValue& key) {
 
 bool same(const c10::IValue& a, const c10::IValue& b) { return a.isBool() && b.isBool() && a.toBool() == b.toBool(); }
 
-/// Copies of the groups' options with the state's values; adds what does not fit to `problems`.
+/// Copies of the groups' options with the state's values. Adds mismatches to `problems`.
 std::vector<std::unique_ptr<OptimizerOptions>> read_options(const Optimizer& optimizer, const Kind& kind,
                                                             const std::vector<c10::IValue>& groups,
                                                             std::string& problems) {
@@ -207,7 +206,7 @@ std::vector<std::unique_ptr<OptimizerOptions>> read_options(const Optimizer& opt
   return result;
 }
 
-/// Python numbers the parameters; what counts is their order in the groups.
+/// Python numbers the parameters; only their order in the groups matters.
 std::map<int64_t, size_t> places_of(const std::vector<c10::IValue>& groups, const Optimizer& optimizer,
                                     std::string& problems) {
   std::map<int64_t, size_t> places;
@@ -314,8 +313,8 @@ std::optional<c10::IValue> optimizer_state_in_slices(const Optimizer& optimizer,
   keeper->show_slices();
   const auto parameters = parameters_of(optimizer);
   if (!parameters.empty() && !parameters.front().tensor.is_cpu()) {
-    // Memory of a device has no pages for slices that others hold. Every rank fetches them now, because not every one
-    // may be asked for its state next.
+    // Device memory has no pages for slices that others hold. Every rank fetches them now, because possibly not every
+    // rank is asked for its state next.
     keeper->complete_state();
     return std::nullopt;
   }

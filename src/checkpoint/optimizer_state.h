@@ -9,14 +9,14 @@
 
 namespace lockstep {
 
-/// load_optimizer_state_dict() for tensors that nobody changes, such as those of a mapped file. An optimizer that
+/// load_optimizer_state_dict() for tensors that are never changed, such as those of a mapped file. An optimizer that
 /// adopts its state (master_weights.h) keeps them until its next step, so that no rank has all of it in private memory.
 void adopt_optimizer_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& state);
 
 /// Whether no rank may hold all of its state (KeepsSlices::is_never_whole).
 bool is_never_whole(const torch::optim::Optimizer& optimizer);
 
-/// optimizer_state_dict() without messages, in its slices, if each rank of `group` has memory only for a slice of it
+/// optimizer_state_dict() without messages, in slices, if each rank of `group` has memory only for a slice of it
 /// (sliced_memory.h); none otherwise. On a device every rank then has the whole state, and a following save() sends
 /// nothing.
 /// REQUIRES: every rank calls it.

@@ -60,7 +60,7 @@ void save_random_states(c10::impl::GenericDict& into, const VirtualRanks* virtua
 }
 
 void restore_random_states(const c10::impl::GenericDict& from) {
-  when_loop_begins(nullptr);  // this rank's own seed has had its time
+  when_loop_begins(nullptr);  // this rank's own seed is no longer needed
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   generator.set_state(from.at(kRandom).toTensor().clone());
   if (!from.contains(kRandomCuda)) return;

@@ -17,10 +17,10 @@ constexpr const char* kRandomCuda = "random_cuda";
 /// order. "random" is then the state between them.
 constexpr const char* kRandomVirtual = "random_virtual";
 
-/// `virtual_ranks`: null if there are none.
+/// `virtual_ranks` is null if none.
 void save_random_states(c10::impl::GenericDict& into, const VirtualRanks* virtual_ranks);
 
-/// Warns about states that cannot be restored: those of another number of CUDA devices than this process sees.
+/// Warns about states that cannot be restored because this process sees a different number of CUDA devices.
 void restore_random_states(const c10::impl::GenericDict& from);
 
 /// Restores the CPU generator's states from those that all ranks saved, on any number of ranks with the same number of

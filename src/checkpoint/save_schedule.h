@@ -9,15 +9,15 @@
 
 namespace lockstep {
 
-/// Decides when a save is due: by steps, or by rank 0's clock. Clocks of ranks differ, so all follow rank 0's; it is
-/// asked so rarely that asking costs nothing.
+/// Decides when a save is due: by steps, or by rank 0's clock. The ranks' clocks differ, so all follow rank 0's, which
+/// is asked so rarely that asking costs nothing.
 class SaveSchedule {
  public:
   SaveSchedule(Group group, const CheckpointerOptions& options) : group_(std::move(group)), options_(options) {}
 
   /// REQUIRES: all ranks call it with the same steps.
   bool is_due(int64_t step);
-  /// The state of `step` was saved or resumed.
+  /// Called when the state of `step` was saved or resumed.
   void start_after(int64_t step);
 
  private:
@@ -25,10 +25,10 @@ class SaveSchedule {
 
   const Group group_;
   const CheckpointerOptions options_;
-  int64_t last_step_ = 0;  // of the last save
+  int64_t last_step_ = 0;
   Clock::time_point last_save_ = Clock::now();
   int64_t next_question_ = 0;  // the step of the next question to rank 0
-  // Rank 0:
+  // On rank 0:
   int64_t last_asked_ = 0;  // the step of the last question
   Clock::time_point last_question_ = Clock::now();
 };

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// Null for dtypes that our files cannot hold, such as quantized ones.
+/// Null for dtypes that the files cannot hold, such as quantized ones.
 const Dtype* dtype_of(at::ScalarType type);
 at::ScalarType scalar_type_of(const Dtype& dtype);
 

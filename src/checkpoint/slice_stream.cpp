@@ -9,7 +9,7 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kStreamedBytes = 4 << 20;
-/// Of messages that no program sends by accident.
+/// For messages that no program sends by accident.
 constexpr int kStreamTag = (1 << 24) - 16;  // the most that Gloo takes is 2^24 - 1
 
 }  // namespace
@@ -25,7 +25,7 @@ SliceStream::~SliceStream() {
   try {
     while (!ended())
       if (!skip_own()) receive();
-  } catch (const std::exception&) {  // the group has ended, so nobody waits any longer
+  } catch (const std::exception&) {  // the group has ended, so no rank waits any longer
     storage_ = storages_.size();
   }
 }

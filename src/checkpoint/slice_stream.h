@@ -12,11 +12,11 @@
 
 namespace lockstep {
 
-/// Streams to rank 0, piece by piece, the parts that it lacks of memory that lies in slices on all ranks.
+/// Streams to rank 0, piece by piece, its missing parts of memory that lies in slices on all ranks.
 /// REQUIRES: the other ranks call send_slices() with the same memory in the same order.
 class SliceStream {
  public:
-  /// On rank 0.
+  /// Called on rank 0.
   SliceStream(Group group, std::vector<Slices> storages);
   /// Receives the remaining pieces, so that no rank waits.
   ~SliceStream();
@@ -24,14 +24,14 @@ class SliceStream {
   SliceStream& operator=(const SliceStream&) = delete;
 
   using Sink = std::function<void(const void* data, size_t bytes)>;
-  /// Reads the next storage, from begin to end. `own`: its address on this rank.
+  /// Reads the next storage, from begin to end. `own` is its address on this rank.
   void read(const std::byte* own, const Sink& sink);
 
  private:
   bool ended() const { return storage_ == storages_.size(); }
-  /// Passes over a storage that is all here.
+  /// Passes over a storage that is entirely on this rank.
   bool skip_own();
-  /// The next piece, valid until the one after.
+  /// The next piece, valid until the following call.
   at::Tensor receive();
 
   const Group group_;

@@ -32,7 +32,7 @@ void forget_pages(std::byte* memory, size_t begin, size_t end) {
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   const size_t first = (begin + page - 1) / page * page, last = end / page * page;
   if (first >= last) return;
-  // The memory begins with a page. If the kernel refuses, it keeps the pages, which nobody reads.
+  // The memory begins with a page. If the kernel refuses, it keeps the pages, which are never read.
   ::madvise(memory + first, last - first, MADV_DONTNEED);
 }
 

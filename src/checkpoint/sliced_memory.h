@@ -9,7 +9,7 @@
 namespace lockstep {
 
 /// The division of memory into slices of equal size, one per rank. A rank fills its own slice. The others' slices are
-/// zeros and take no memory until they are brought.
+/// zeros and take no memory until they are fetched.
 struct Slices {
   int ranks;
   int place;  ///< of this rank's slice

@@ -9,13 +9,14 @@
 
 namespace lockstep {
 
-/// Reads the ranks' states in the launcher's memory. `memory` outlives this and the images.
+/// Reads the ranks' states in the launcher's memory.
+/// REQUIRES: `memory` outlives it and the images.
 class SlotReader {
  public:
-  /// `owner`: whose states to read.
+  /// `owner` selects the states to read.
   SlotReader(const SlotMemory& memory, uint64_t owner) : memory_(memory), owner_(owner) {}
 
-  /// The newest states that are whole and readable, at most `most`. Warns of those that cannot be read.
+  /// The newest states that are whole and readable, at most `most`. Warns of states that cannot be read.
   std::vector<WholeSlot> intact(size_t most) const;
   /// The contents of the slot with that sequence. Throws RefusedInput if it is not whole.
   CheckpointImage image(uint64_t sequence) const;

@@ -20,7 +20,7 @@ std::string text_of_tensor(const at::Tensor& tensor, bool in_slices) {
   if (!tensor.defined()) return "undefined";
   std::ostringstream text;
   text << c10::toString(tensor.scalar_type()) << tensor.sizes();
-  if (in_slices && slices_of(tensor.storage()) != nullptr) return text.str();  // of each there is only one
+  if (in_slices && slices_of(tensor.storage()) != nullptr) return text.str();  // there is only one of each slice
   const at::Tensor dense = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
   StreamHash hash;
   hash.add(dense.const_data_ptr(), dense.nbytes());
@@ -32,7 +32,7 @@ std::string text_of_leaf(const c10::IValue& value, bool in_slices) {
   if (value.isInt()) return std::to_string(value.toInt());
   if (value.isBool()) return value.toBool() ? "true" : "false";
   Hash hash;
-  if (value.isDouble()) {  // by its bits: NaN is the same as itself
+  if (value.isDouble()) {  // by its bits: NaN equals itself
     const double number = value.toDouble();
     hash.add(&number, sizeof number);
   } else if (value.isString()) {
@@ -43,7 +43,7 @@ std::string text_of_leaf(const c10::IValue& value, bool in_slices) {
 
 std::string joined(const std::string& name, const std::string& key) { return name.empty() ? key : name + '.' + key; }
 
-/// The containers that a value lies in, from the inside out.
+/// The containers around a value, from the innermost outwards.
 struct Containers {
   const Containers* outer;
   const void* container;
@@ -74,7 +74,7 @@ void add_lines(const c10::IValue& value, const std::string& name, bool in_slices
   }
 }
 
-/// The subject of a line, in words if it has no name: the whole, or no line at all.
+/// The subject of a line, in words if it has no name: the whole state, or no line at all.
 std::string name_of(std::string_view line) {
   if (line.empty()) return "nothing more";
   const std::string name(line.substr(0, line.find('\t')));

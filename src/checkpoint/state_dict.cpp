@@ -20,7 +20,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kMaxLookedUp = 100;  // names whose nearest is searched, which takes its time
+constexpr size_t kMaxLookedUp = 100;  // names whose nearest match is searched, which is slow
 
 std::string shape_of(const at::Tensor& tensor) {
   std::ostringstream text;
@@ -71,7 +71,7 @@ LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& stat
   std::vector<at::Tensor> tensors;
   for (const auto& item : own) tensors.push_back(item.value());
   const auto storages = storages_of(tensors);
-  // A part of a state does not make right what is wrong in the rest.
+  // Loading a part of the state does not repair the rest.
   const bool stays_wrong = !report.missing.empty() && !trouble_of(shared_weights_in(storages)).empty();
   at::NoGradGuard no_grad;
   for (const auto& item : own)

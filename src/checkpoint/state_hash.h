@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// One tensor of a state, for lockstep::hash() of the state.
+/// Adds one tensor of a state, for lockstep::hash() of the state.
 inline void add_to_hash(Hash& hash, const std::string& name, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.defined(), "hash: the state's tensor `", name, "` is an undefined tensor");
   const at::Tensor dense = tensor.detach().to(at::kCPU).contiguous();

@@ -7,7 +7,8 @@
 
 namespace lockstep {
 
-/// The thread that is in a call of a group. A move does not carry it over: no thread calls a group that is being made.
+/// The thread that is in a call of a group. Moving does not carry it over, because no thread calls a group that is
+/// being made.
 class CurrentCaller {
  public:
   CurrentCaller() = default;
@@ -15,12 +16,12 @@ class CurrentCaller {
 
  private:
   friend class CallGuard;
-  std::atomic<const void*> thread_{nullptr};            // an address that only that thread has
+  std::atomic<const void*> thread_{nullptr};            // an address unique to that thread
   std::atomic<const char*> operation_{"an operation"};  // of that thread
 };
 
-/// Held during a call of a group, by one thread at a time. Ranks match operations by their order, and two threads at
-/// once would give each rank a different order. A call made within a call belongs to the outer one.
+/// Held during a call of a group, by one thread at a time. Ranks match operations by their order, and two concurrent
+/// threads would give each rank a different order. A call made within a call belongs to the outer one.
 class CallGuard {
  public:
   /// Throws Error naming both operations if another thread is in a call, and in a child of fork(). `operation` is a

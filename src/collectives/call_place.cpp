@@ -12,7 +12,7 @@ struct Current {
   CallPlace::Call call LOCKSTEP_GUARDED_BY(mutex);
 };
 
-/// Never destroyed: a model may go after main().
+/// Never destroyed, because a model may outlive main().
 Current& current() {
   static auto* const kCurrent = new Current;
   return *kCurrent;

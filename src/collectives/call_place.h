@@ -4,15 +4,15 @@
 
 namespace lockstep {
 
-/// Says in which call of a model this process is, while the object lives, for ranks that wait for each other
-/// (GroupsWatch). The thread that trains makes it; the innermost one counts.
+/// While it lives, records which call of a model this process is in, for ranks that wait for each other (GroupsWatch).
+/// Made by the training thread; the innermost one counts.
 class CallPlace {
  public:
-  /// What has such calls.
+  /// The object that has such calls.
   struct Caller {
     std::string of{};      ///< "a FullyShardedDataParallel"
     std::string advice{};  ///< what all ranks must do alike
-    std::string scope{};   ///< GroupsWatch::leave(): this rank makes no more of these calls
+    std::string scope{};   ///< for GroupsWatch::leave(): this rank makes no more of these calls
   };
   struct Call {
     std::string text{};              ///< "step() after 3 backwards"; empty: none
@@ -28,7 +28,7 @@ class CallPlace {
   CallPlace(const CallPlace&) = delete;
   CallPlace& operator=(const CallPlace&) = delete;
 
-  /// Any thread may ask.
+  /// Any thread may call it.
   static Now now();
 
  private:

@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-/// The user's call to which this thread's operations belong; the engines' messages name it.
+/// The user's call to which this thread's operations belong. The engines' messages name it.
 inline thread_local shm::CalledAs called_as = shm::CalledAs::kItself;
 
 /// Sets it for a scope; the outermost guard counts.

@@ -18,7 +18,6 @@ inline shm::Request moving(shm::OperationKind kind, const at::Tensor& tensor, in
   return {.kind = kind, .type = type, .root = root, .count = tensor.nbytes() / shm::element_bytes(type)};
 }
 
-/// A request that reduces the tensor's elements.
 inline shm::Request reducing(shm::OperationKind kind, const at::Tensor& tensor, ReduceOp op, int root = 0) {
   shm::Request request = moving(kind, tensor, root);
   request.op = to_core(op);

@@ -12,7 +12,7 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kMessageBytes = 25 << 20;
-/// Tensors of at least this size travel alone: packing them would cost more than a message.
+/// Tensors of at least this size are sent alone: packing them would cost more than a message.
 constexpr int64_t kAloneBytes = 1 << 20;
 
 using Tensors = std::vector<at::Tensor>;
@@ -40,7 +40,8 @@ void in_messages(const Tensors& tensors, const std::function<bool(const at::Tens
 }
 
 void broadcast_message(const Group& group, const Tensors& tensors, int root) {
-  // A large tensor needs no copy. Buffers with unchanged values may be saved for a backward: no new version.
+  // A large tensor needs no copy. Buffers with unchanged values may be saved for a backward, so they get no new
+  // version.
   if (tensors.size() == 1) return group.broadcast(tensors.front().variable_data(), root);
   Tensors pieces;
   for (const auto& tensor : tensors) pieces.push_back(as_bytes(tensor.contiguous()));
@@ -49,13 +50,12 @@ void broadcast_message(const Group& group, const Tensors& tensors, int root) {
   if (group.rank() == root) return;
   int64_t offset = 0;
   for (const auto& tensor : tensors) {
-    // clone: a view of another dtype needs an aligned start, and a piece of the message may not be aligned
+    // A view of another dtype needs an aligned start, which a piece of the message may not have: hence clone().
     tensor.copy_(message.narrow(0, offset, bytes_of(tensor)).clone().view(tensor.scalar_type()).view(tensor.sizes()));
     offset += bytes_of(tensor);
   }
 }
 
-/// The dtype that tensors of `dtype` are summed in.
 at::ScalarType sum_dtype(at::ScalarType dtype) { return at::isReducedFloatingType(dtype) ? at::kFloat : dtype; }
 
 void average_message(const Group& group, const Tensors& tensors, double share) {

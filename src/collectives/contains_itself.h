@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// Whether a list, tuple or dictionary contains itself, so that a traversal would never end. `looked_at`: by container,
-/// whether its contents are still being visited.
+/// Whether a list, tuple or dictionary contains itself, so that a traversal would never end. `looked_at` tells for each
+/// container whether its contents are still being visited.
 inline bool contains_itself(const c10::IValue& value, std::unordered_map<const void*, bool>& looked_at) {
   if (!value.isTuple() && !value.isList() && !value.isGenericDict()) return false;
   const auto [place, is_new] = looked_at.try_emplace(value.internalToPointer(), true);

@@ -79,13 +79,12 @@ inline shm::DataType to_moved(at::ScalarType dtype) {
   }
 }
 
-/// The dtype's name in PyTorch and in messages of every engine: "float32".
+/// The dtype's name in PyTorch and in the messages of every engine: "float32".
 inline const char* dtype_name(at::ScalarType dtype) { return shm::name(to_moved(dtype)); }
 
 namespace detail {
 
-// Group's ReduceOp, the core's and c10d's number the same reductions in the same way; Group has the first seven of
-// nine.
+// Group's ReduceOp, the core's and c10d's number their reductions alike; Group has the first seven of nine.
 constexpr bool is_numbered_alike(ReduceOp op, shm::ReduceOp core) {
   return static_cast<int>(op) == static_cast<int>(core);
 }

@@ -26,10 +26,10 @@
 namespace lockstep {
 namespace {
 
-/// For connections that the kernel has accepted and Gloo's thread is about to.
+/// For connections that the kernel has accepted and Gloo's thread has not yet.
 constexpr std::chrono::milliseconds kBacklog(100);
 
-/// Empty: it has none.
+/// Empty if it has none.
 std::string end_of(int socket, int (*name)(int, sockaddr*, socklen_t*)) {
   sockaddr_storage address{};
   auto* const place = reinterpret_cast<sockaddr*>(&address);
@@ -38,8 +38,8 @@ std::string end_of(int socket, int (*name)(int, sockaddr*, socklen_t*)) {
   char text[NI_MAXHOST], port[NI_MAXSERV];
   if (getnameinfo(place, length, text, sizeof text, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) return "";
   std::string host = text;
-  host = host.substr(0, host.find('%'));  // the scope has another name elsewhere
-  const std::string mapped = "::ffff:";   // a socket for IPv6 that IPv4 came to
+  host = host.substr(0, host.find('%'));  // the scope's name differs elsewhere
+  const std::string mapped = "::ffff:";   // an IPv6 socket that an IPv4 peer connected to
   if (host.starts_with(mapped) && host.find('.') != std::string::npos) host.erase(0, mapped.size());
   return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + port;
 }
@@ -61,7 +61,7 @@ void for_each_socket(const std::function<void(int fd, unsigned long inode)>& use
   }
 }
 
-/// Gloo owns the socket and must not find it closed, but the kernel can drop all data that arrive at it.
+/// Gloo owns the socket and must not find it closed, but the kernel can drop all data that arrives at it.
 void let_nobody_in(int listener) {
   sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
   const sock_fprog program{.len = 1, .filter = &drop};
@@ -73,7 +73,7 @@ void await_empty_backlog(int listener) {
   for (const Deadline deadline{kBacklog}; !deadline.passed();) {
     tcp_info info{};
     socklen_t length = sizeof info;
-    // Of a listener, how many connections wait to be accepted.
+    // For a listener: the number of connections that wait to be accepted.
     if (::getsockopt(listener, IPPROTO_TCP, TCP_INFO, &info, &length) != 0 || info.tcpi_unacked == 0) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -89,7 +89,7 @@ Strangers find_strangers(const std::vector<Connection>& accepted, const std::vec
   std::vector<Connection> unknown;
   for (const Connection& one : accepted)
     if (!contains(made, one)) unknown.push_back(one);
-  // A rank's connection that arrived from elsewhere is one of the unknown.
+  // A rank's connection that arrived from another address is one of the unknown.
   const bool translated = std::any_of(made.begin(), made.end(), [&](const Connection& one) {
     return std::any_of(accepted.begin(), accepted.end(), [&](const Connection& other) { return other.to == one.to; }) &&
            !contains(accepted, one);

@@ -22,25 +22,26 @@ struct Strangers {
   std::vector<Connection> untold;  ///< left alone: the network translates addresses, so these may be ranks
 };
 
-/// The connections accepted by one port that no rank made, given those that the ranks report.
+/// The connections accepted by one port that no rank made, given the connections that the ranks report.
 Strangers find_strangers(const std::vector<Connection>& accepted, const std::vector<Connection>& made);
 
 /// The port on which a Gloo group connects. Gloo listens there as long as the group lives, and takes any connection for
-/// a rank. This class makes the kernel refuse connections once all ranks are there, and finds strangers that came
-/// earlier: each rank inspects its own sockets, and ranks exchange the connections that they have made over their
-/// store.
+/// a rank. This class makes the kernel refuse connections once all ranks are connected, and finds strangers that
+/// connected earlier: each rank inspects its own sockets, and ranks exchange over their store the connections that they
+/// have made.
 class DataPort {
  public:
   /// `open` makes Gloo listen.
   explicit DataPort(const std::function<void()>& open);
 
-  /// The connections that this process has made since then. Throws LimitError if no descriptor is left to inspect them,
-  /// since an unreported connection would be taken for a stranger's.
+  /// The connections that this process has made since construction. Throws LimitError if no descriptor is left to
+  /// inspect them, since an unreported connection would be taken for a stranger's.
   /// REQUIRES: Gloo has connected all ranks.
   std::vector<Connection> made() const;
 
-  /// Closes the port to new connections and shuts down those that no rank has made. If one of them has taken a rank's
-  /// place, the group's operations fail. `made`: by all ranks of the group. Throws Error if the kernel refuses.
+  /// Closes the port to new connections and shuts down those that no rank has made. If one of these has taken a rank's
+  /// place, the group's operations fail. `made` holds the connections that all ranks of the group have made. Throws
+  /// Error if the kernel refuses.
   Strangers close(const std::vector<Connection>& made) const;
 
  private:
@@ -54,7 +55,7 @@ class DataPort {
   void for_each_new_socket(const std::function<void(Socket&&)>& use) const;
 
   std::unordered_set<unsigned long> before_;  ///< inodes
-  std::vector<Socket> listeners_;             ///< Gloo's; others if the program began to listen at that very moment
+  std::vector<Socket> listeners_;             ///< Gloo's, and others if the program began to listen at that very moment
 };
 
 }  // namespace lockstep

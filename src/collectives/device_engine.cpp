@@ -32,7 +32,7 @@ void make_device_engine(const Group& group, const at::Tensor& tensor) {
   } catch (const std::exception& cause) {
     problem = cause_of(cause);
   }
-  // Through the CPU's engine, which also notices a rank that came to this operation with a tensor on the CPU.
+  // Uses the CPU's engine, which also notices a rank that called this operation with a CPU tensor.
   const std::vector<std::string> problems = group.all_gather_bytes(problem);
   const auto found = std::find_if(problems.begin(), problems.end(), [](const auto& text) { return !text.empty(); });
   if (found != problems.end()) throw Error(ranks_with(problems, *found) + ": " + *found);

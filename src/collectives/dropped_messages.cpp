@@ -33,7 +33,7 @@ void DroppedMessages::stop(bool is_forked) {
 }
 
 void DroppedMessages::run() {
-  constexpr auto kForever = std::chrono::hours(24 * 365);  // a time limit would end the group, which nobody waits for
+  constexpr auto kForever = std::chrono::hours(24 * 365);  // a timeout would end the group, though nobody waits for it
   MutexLock lock(mutex_);
   while (!ending_) {
     if (messages_.empty()) {
@@ -47,7 +47,7 @@ void DroppedMessages::run() {
       is_there = first.waiter ? first.waiter->wait(std::chrono::milliseconds(0)) : first.work->wait(kForever);
     } catch (const WrongMessage& wrong) {
       tell_.refused(wrong.what());
-    } catch (const std::exception&) {  // the group has ended, of which others hear
+    } catch (const std::exception&) {  // the group has ended, which others report
     }
     tell_.over(first, is_there);
     lock.lock();

@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-/// Completes messages whose Work is gone, one after the other, in a thread that starts with the first of them.
+/// Completes messages whose Work is gone, one after the other, in a thread that starts with the first one.
 class DroppedMessages {
  public:
   struct One {
@@ -23,7 +23,7 @@ class DroppedMessages {
     std::shared_ptr<MessageWaiter> waiter;    ///< the thread that waits for it, if there is one
     std::list<NotedMessage>::iterator place;  ///< among the pending ones
   };
-  /// Callbacks from the thread: `over` when a message has ended, `refused` before that if its receiver refuses it.
+  /// Callbacks from the thread: `over` when a message has ended, preceded by `refused` if its receiver refuses it.
   struct Tell {
     std::function<void(const One&, bool is_there)> over;
     std::function<void(const std::string& text)> refused;

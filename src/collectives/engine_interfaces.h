@@ -33,11 +33,12 @@ class Interruptible {
   virtual void interrupt(const std::string& why) = 0;
 };
 
-/// An optional engine interface: a rank that leaves its groups can leave word.
+/// An optional engine interface: a rank that leaves its groups can leave a message for the others.
 class LeavesWord {
  public:
   virtual ~LeavesWord() = default;
-  /// This rank calls nothing more. Ranks that call more than it did are told so, rather than that a connection broke.
+  /// Records that this rank makes no more calls. Ranks that make more calls get that as the reason, not a broken
+  /// connection.
   virtual void leave_word() = 0;
 };
 

@@ -16,7 +16,7 @@
 #include "rank_page/wait_on_page.h"
 
 // Every operation is checked here, converted to a form that all engines accept, numbered, and passed to the engine. On
-// the CPU operations keep their dtype, which the engines compare; on a device those that only move data travel as
+// the CPU operations keep their dtype, which the engines compare; on a device, operations that only move data send
 // bytes, so that every dtype works. Engines see contiguous tensors outside autograd; other tensors get their result by
 // a copy in Work::wait.
 
@@ -29,7 +29,7 @@ std::vector<int64_t> with_rows(int64_t rows, at::IntArrayRef sizes) {
   return shape;
 }
 
-/// The tensor that an operation which only moves data hands to the engine: flat, as bytes for the engine of a device.
+/// The tensor that an operation which only moves data passes to the engine: flat, as bytes for a device's engine.
 at::Tensor moved(const at::Tensor& dense) { return dense.is_cpu() ? as_flat(dense) : as_bytes(dense); }
 at::Tensor moved_rows(const at::Tensor& dense, int64_t rows) {
   const at::Tensor flat = moved(dense);
@@ -43,7 +43,7 @@ void note_start(const Group::State& group, uint64_t sequence, const char* operat
                              sizes.size(), coarse_now(), OperationLabel::current(), group.on_page.place());
 }
 
-/// `written`: what this rank's part in it writes; undefined if nothing. `what` and `message` are for errors.
+/// `written` is the tensor that this rank's part writes; undefined if none. `what` and `message` are for errors.
 Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor, const shm::Request& what,
            c10::intrusive_ptr<c10d::Work> work, std::function<void()> finish, const at::Tensor& written = {},
            std::string message = "", MessageCounts::Message counted = {}) {
@@ -52,7 +52,7 @@ Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor,
   note_start(*group, group->sequence, operation, tensor);
   RankStatus::Awaited awaited;
   const bool compares_all = group->compares_all_calls() && tensor.is_cpu();
-  // An operation that sends nothing, because it has no elements, is counted on no rank.
+  // An operation without elements sends nothing and is not counted on any rank.
   if (message.empty() && work)
     awaited = start_collective(group->on_page, group->rank, group->sequence, what, compares_all);
   return Work(std::make_shared<Work::State>(Work::State{.operation = operation,
@@ -66,7 +66,7 @@ Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor,
                                                         .awaited = awaited}));
 }
 
-/// Runs the operation in one call if the group's engine can; else does nothing and returns false.
+/// Runs the operation in one call if the group's engine can; else returns false.
 bool run_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor& output, const at::Tensor& input,
                  shm::Request&& request) {
   const char* operation = CallGuard::operation(group->caller);
@@ -108,7 +108,7 @@ bool reduce_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor
                      {.kind = kind, .type = *type, .op = to_core(op), .count = static_cast<size_t>(output.numel())});
 }
 
-/// What the splits of an all_to_all make up together.
+/// The sum of the splits of an all_to_all.
 int64_t rows_of(const char* role, const std::vector<int64_t>& splits) {
   int64_t rows = 0;
   for (const int64_t split : splits)
@@ -170,7 +170,7 @@ Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) const 
   check_reduction("reduce", tensor, op);
   check_peer("reduce", root);
   if (rank() == root) check_written("reduce", tensor);
-  // Engines may use the other ranks' tensors as scratch space; Group promises to leave them alone.
+  // Engines may use the other ranks' tensors as scratch space; Group promises to leave them unchanged.
   Operand operand(tensor);
   if (rank() != root) operand.dense = operand.dense.clone();
   std::vector<at::Tensor> tensors{operand.dense};
@@ -363,9 +363,9 @@ Work Group::send_async(const at::Tensor& tensor, int destination, int tag) const
   check_tensor("send", "tensor", tensor);
   check_peer("send", destination);
   check_message("send", destination, tag, *this);
-  // A tensor on a device goes through the CPU: the device's engine needs all ranks and knows no tags.
+  // A device tensor goes through the CPU: the device's engine needs all ranks and has no tags.
   std::vector<at::Tensor> tensors{as_flat(on_cpu(Operand(tensor).dense))};
-  // An empty message travels, too: its receiver may expect another size.
+  // An empty message is sent, too: its receiver may expect another size.
   auto work = state_->backend->send(tensors, destination, tag);
   return start(state_, tensor, moving({}, tensor), std::move(work), nullptr, {}, message_name("to", destination, tag),
                state_->messages.count(world_size(), /*is_send=*/true, destination, tag));

@@ -19,9 +19,9 @@
 
 // Object collectives send lengths first, then bytes. LibTorch's own pickler pickles the values.
 //
-// Functions of the library that gather bytes look alike to the engines, which compare kinds and sizes. Where all ranks
-// see all lengths, each length therefore has a hash of its rank's OperationLabel above it, and functions that differ
-// end with an error before any bytes are taken for another function's.
+// Engines compare kinds and sizes, so the library's functions that gather bytes look alike to them. Where all ranks see
+// all lengths, each length therefore has a hash of its rank's OperationLabel above it, and different functions end with
+// an error before bytes are taken for another function's.
 
 namespace lockstep {
 namespace {
@@ -40,13 +40,13 @@ at::Tensor to_tensor(const std::vector<int64_t>& numbers) { return at::tensor(nu
 
 constexpr const char* kSend = "; send numbers, text, tensors, and lists, tuples and dictionaries of these";
 
-/// The bytes that a rank sends of an object; if it cannot be pickled, none, which is no valid pickle.
+/// The bytes that a rank sends for an object. If it cannot be pickled, these are empty, which is not a valid pickle.
 struct Pickled {
   std::string bytes, problem;
 };
 
 /// The place of the first undefined tensor in a value, such as `["weights"][2]`; "" if it is the value itself. None if
-/// there is none.
+/// none.
 std::optional<std::string> place_of_undefined(const c10::IValue& value) {
   if (value.isTensor()) return value.toTensor().defined() ? std::nullopt : std::optional(std::string());
   if (value.isGenericDict()) {
@@ -75,7 +75,7 @@ void add_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
       add_tensors(element, tensors);
 }
 
-/// Whether weights among the tensors of a value were changed by several ranks, where all have one copy.
+/// Describes weights among the tensors of a value that several ranks have changed though all share one copy.
 std::string trouble_of_weights(const c10::IValue& value) {
   if (all_shared_weights().empty()) return "";
   std::vector<at::Tensor> tensors;
@@ -99,7 +99,7 @@ Pickled pickle(const c10::IValue& object) {
   }
 }
 
-/// Throws on all ranks. Every rank calls it, with its own problem, if some rank has sent nothing.
+/// Throws on all ranks if some rank has sent nothing. Every rank calls it, with its own problem.
 [[noreturn]] void refuse_together(const Group& group, const char* function, const std::string& problem) {
   const auto problems = group.all_gather_bytes(problem);
   const auto first = std::find_if(problems.begin(), problems.end(), [](const auto& one) { return !one.empty(); });
@@ -113,14 +113,14 @@ c10::IValue unpickle(const std::string& bytes) {
 constexpr int kLengthBits = 40;
 constexpr int64_t kLongest = (int64_t{1} << kLengthBits) - 1;
 
-/// 23 bits, above those of a length.
+/// 23 bits, stored above a length's.
 int64_t hash_of_label() {
   Hash hash;
   hash.add(std::string(OperationLabel::current()));
   return static_cast<int64_t>((hash.value() & 0x7fffff) << kLengthBits);
 }
 
-/// Every rank calls it where they gather for different functions.
+/// Called by every rank if they gather for different functions.
 [[noreturn]] void refuse_other_function(const Group& group, const char* operation) {
   const std::string mine(OperationLabel::current());
   const OperationLabel none("");
@@ -171,7 +171,6 @@ auto map(const std::vector<From>& from, Function function) {
   return to;
 }
 
-/// On the root, all ranks' bytes.
 std::vector<std::string> gathered(const Group& group, std::string_view bytes, const std::vector<int64_t>& lengths,
                                   int root) {
   const at::Tensor rows = group.gather(padded(bytes, *std::max_element(lengths.begin(), lengths.end())), root);

@@ -41,7 +41,7 @@ std::string Membership::told() const { return watch_ == nullptr ? "" : watch_->t
 
 void Membership::close() {
   open_ = false;
-  // The groups do not belong to a child of fork(), and another thread may have held the mutex when it was forked.
+  // A child of fork() does not own the groups, and another thread may have held the mutex at the fork.
   if (fork_generation_ != fork_generation()) return;
   if (watch_ != nullptr) watch_->stop();
   const MutexLock lock(mutex_);
@@ -54,7 +54,7 @@ void Membership::close() {
     try {
       group->backend->shutdown();
     } catch (const std::exception&) {
-      // The others will notice this rank's end in any case.
+      // The others will notice this rank's end anyway.
     }
   }
 }
@@ -79,7 +79,7 @@ Group make_group_over(c10::intrusive_ptr<c10d::Backend> engine, const c10::intru
 }
 
 void Group::State::check_member(const char* operation) const {
-  if (membership->is_open() || generation != fork_generation()) return;  // a child of fork() is told something else
+  if (membership->is_open() || generation != fork_generation()) return;  // a child of fork() gets another message
   throw Error(std::string(operation) +
               ": this rank has left the group, because its Context was destroyed; let the Context outlive everything "
               "that uses its groups");
@@ -103,11 +103,11 @@ at::Tensor Group::allocate(int64_t elements, const at::TensorOptions& options) c
 
 namespace {
 
-/// The part of a group with those ranks, which is its subgroup `number`; nullopt if this rank is none of them.
-/// `part`: distinguishes the parts of one number, if there are several.
+/// The part of a group with those ranks, which is its subgroup `number`; nullopt if this rank is not one of them.
+/// `part` distinguishes the parts of one number, if there are several.
 std::optional<Group> make_part(Group::State& whole, int number, const std::vector<int>& ranks,
                                const std::string& part = "") {
-  // Of one group the engine finds out by itself.
+  // The engine itself detects this within one group.
   if (whole.membership->watch() != nullptr) whole.membership->watch()->start();
   const auto place = std::find(ranks.begin(), ranks.end(), whole.rank);
   if (place == ranks.end()) return std::nullopt;
@@ -120,7 +120,7 @@ std::optional<Group> make_part(Group::State& whole, int number, const std::vecto
   return group;
 }
 
-/// The part of those ranks that said what this one said.
+/// The part with the ranks that passed the same text as this one.
 Group part_of_like(Group::State& whole, const std::vector<std::string>& said) {
   const std::string& mine = said[static_cast<size_t>(whole.rank)];
   std::vector<int> ranks;
@@ -129,7 +129,7 @@ Group part_of_like(Group::State& whole, const std::vector<std::string>& said) {
   return *make_part(whole, whole.subgroups++, ranks, "." + std::to_string(ranks.front()));
 }
 
-/// Ranks that made other parts would wait for each other in groups that never form.
+/// Ranks with different parts would wait for each other in groups that never form.
 void compare_lists(const Group& group, const std::vector<int>& ranks) {
   if (group.world_size() == 1) return;
   std::string list = "{";

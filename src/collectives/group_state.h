@@ -33,7 +33,8 @@ using DeviceBackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
 struct EngineFactories {
   BackendFactory cpu;
   DeviceBackendFactory device;
-  /// A name of a device that is the same in every process; ranks whose devices have the same are refused. May be null.
+  /// A name of a device that is the same in every process. Ranks whose devices have the same name are refused. May be
+  /// null.
   std::function<std::string(c10::Device)> device_name = nullptr;
 };
 
@@ -49,14 +50,14 @@ class Membership {
   bool is_open() const { return open_; }
   void add(const std::shared_ptr<Group::State>& group);
   std::vector<std::shared_ptr<Group::State>> groups();
-  /// From now on the groups are watched; `all`: that of all ranks, the only one so far.
+  /// Begins to watch the groups. `all` is the group of all ranks, the only one so far.
   void watch(Group::State& all);
-  GroupsWatch* watch() const { return watch_.get(); }  ///< null: there is none
+  GroupsWatch* watch() const { return watch_.get(); }  ///< null: none
   /// Ends the waits of this rank in all groups with `why`.
   void interrupt(const std::string& why);
-  /// Why that was done; empty: it was not.
+  /// The reason for the interrupt; empty: there was none.
   std::string told() const;
-  /// Leaves all groups whose engine supports it: ranks that wait for this one then fails at once.
+  /// Leaves all groups whose engine supports it; ranks that wait for this one then fail at once.
   void close();
 
   /// Keeps a group's device engine until all are released together, when every rank is done (release_device_engines):
@@ -93,7 +94,7 @@ struct Group::State {
   std::shared_ptr<VirtualRanks> virtual_ranks = nullptr;  ///< of the group of all ranks; null: the run has none
   PageGroup on_page = {};
   MessageCounts messages = {};
-  std::vector<int> ranks_of_all = {};  ///< its ranks among all ranks; empty: it has all
+  std::vector<int> ranks_of_all = {};  ///< its ranks among all ranks; empty: all of them
 
   /// Every call of the group holds this guard. Throws Error once this rank has left.
   CallGuard enter(const char* operation) {
@@ -107,18 +108,17 @@ struct Group::State {
   int number_of_all(int of) const { return ranks_of_all.empty() ? of : ranks_of_all[static_cast<size_t>(of)]; }
 };
 
-/// Makes the group of `world_size` ranks, over the factories' backends, or over the single engine if there is one rank.
-/// `membership`: the parent group's.
+/// Makes the group of `world_size` ranks over the factories' backends, or over the single engine if there is one rank.
+/// `membership` is the parent group's.
 Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
                  PageGroup on_page = {}, std::shared_ptr<Membership> membership = std::make_shared<Membership>());
 
-/// make_group() over an existing engine.
 Group make_group_over(c10::intrusive_ptr<c10d::Backend> engine, const c10::intrusive_ptr<c10d::Store>& store, int rank,
                       int world_size, EngineFactories factories, PageGroup on_page = {},
                       std::shared_ptr<Membership> membership = std::make_shared<Membership>());
 
-/// This rank leaves the group. From now on is_open() is false, also for copies and subgroups. If the engine can notify
-/// the other ranks, those that wait for this one fail now.
+/// Makes this rank leave the group. From now on is_open() is false, also for copies and subgroups. If the engine can
+/// notify other ranks, those that wait for this one fail now.
 void close(const Group& group);
 
 Group::State& state_of(const Group& group);

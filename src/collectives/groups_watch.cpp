@@ -15,12 +15,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLook{200};                                   ///< between two looks of a rank that waits
+constexpr milliseconds kLook{200};                                   ///< between two looks of a waiting rank
 constexpr milliseconds kPatience{1000};                              ///< shorter waits are not compared
 constexpr milliseconds kFirstInterval{400}, kLongestInterval{6000};  ///< between two comparisons of one wait
-/// Whoever knows more about such waits, an engine or the watch of batch norms, has said so by then.
+/// By then, an engine or the watch of batch norms, which know more about such waits, has reported them.
 constexpr milliseconds kKnownElsewhere{1800}, kKnownToEngine{3000};
-constexpr milliseconds kOthers{1000};  ///< for others to read what they are told
+constexpr milliseconds kOthers{1000};  ///< for the others to read their message
 constexpr milliseconds kPause{10};
 
 /// "waiting in Pipeline::forward() for a message from rank 0 in subgroup 1 (ranks 0, 2)".
@@ -32,8 +32,8 @@ std::string place_of(const WaitedMessage::Seen& seen, const std::string& group) 
          (tag == 0 ? "" : " with tag " + std::to_string(tag)) + " in " + group;
 }
 
-/// "in all_reduce #12 of bucket 1 of 2 in the group of all ranks", "in Pipeline::state_dict() in ...". `operation`: the
-/// name of the group's last one, which a page may cut off.
+/// "in all_reduce #12 of bucket 1 of 2 in the group of all ranks", "in Pipeline::state_dict() in ...". `operation`
+/// names the group's last one, which a page may cut off.
 std::string place_of(const RankStatus& status, const std::string& operation, const std::string& group) {
   const RankStatus::Operation& last = status.operation;
   const std::string number = " #" + std::to_string(status.awaited.sequence), in = " in " + group;
@@ -64,7 +64,7 @@ void GroupsWatch::end(const std::vector<int>& ranks, const std::string& why) noe
     const GroupsBoard::Verdict verdict{.ranks = ranks, .is_deadlock = false, .why = why};
     board_.tell(verdict);
     finish(verdict);
-  } catch (const std::exception&) {  // the store has gone with a rank or the launcher, of which the engines tell
+  } catch (const std::exception&) {  // the store is gone with a rank or the launcher, which the engines report
   }
 }
 
@@ -171,11 +171,11 @@ void GroupsWatch::compare() {
   next_comparison_ = Clock::now() + interval_;
   interval_ = std::min(interval_ * 3 / 2, kLongestInterval);
   const Look here = look_at_self();
-  // A page shows the wait of one thread.
+  // A page shows only one thread's wait.
   if (!here.status.has_one_caller) return withdraw();
   if (here.wait() != wait_ || wait_->group == 0) return;
   const WaitRecord own = record_of(here);
-  if (look_at_self().wait() != wait_) return;  // what was counted since belongs to another wait
+  if (look_at_self().wait() != wait_) return;  // calls counted since then belong to another wait
   board_.say(own);
   has_said_ = true;
   const WaitRecords records = board_.records(own);
@@ -189,14 +189,14 @@ void GroupsWatch::compare() {
   GroupsBoard::Verdict verdict{.is_deadlock = true, .why = deadlock_text(records, stuck, gone)};
   for (int rank = 0; rank < all_.world_size; ++rank)
     if (stuck[static_cast<size_t>(rank)]) verdict.ranks.push_back(rank);
-  // One of them speaks for all.
+  // One of them reports for all.
   const auto first = static_cast<size_t>(verdict.ranks.front());
   if (!board_.is_first(std::to_string(first) + '/' + std::to_string(records[first]->serial))) return;
   board_.tell(verdict);
   finish(verdict);
 }
 
-/// A rank that ends takes connections with it, and perhaps the store; so all have read why by then.
+/// A rank that ends breaks connections, and perhaps the store, so by then all must have read the reason.
 void GroupsWatch::finish(const GroupsBoard::Verdict& verdict) {
   {
     const MutexLock lock(mutex_);

@@ -11,8 +11,8 @@ namespace lockstep {
 void intra_op_for(int64_t count, int64_t grain, c10::function_ref<void(int64_t begin, int64_t end)> body) {
   if (count <= 0) return;
   if (count <= grain || at::get_num_threads() == 1 || at::in_parallel_region()) return body(0, count);
-  // TensorIterator's loop is compiled into LibTorch, with its threads. The memory that it iterates over is never read
-  // or written: the addresses passed to a thread identify its part.
+  // TensorIterator's loop is compiled into LibTorch, with its threads. The memory that it iterates over is never
+  // accessed: the addresses passed to a thread identify its part.
   const std::unique_ptr<char[]> places(new char[static_cast<size_t>(count)]);
   const at::Tensor tensor = at::from_blob(places.get(), {count}, at::kByte);
   at::TensorIterator::borrowing_nullary_op(tensor).for_each(

@@ -10,8 +10,8 @@ namespace lockstep {
 /// done. A part has at least `grain` elements, unless count is less. Within another such loop it runs on the calling
 /// thread alone. Rethrows exceptions of `body`.
 ///
-/// at::parallel_for would not do: it is a template, and compiled without the OpenMP of LibTorch's own build, as this
-/// library is, it is a plain loop.
+/// at::parallel_for does not work here: it is a template, which becomes a plain loop when compiled without OpenMP, as
+/// this library is.
 void intra_op_for(int64_t count, int64_t grain, c10::function_ref<void(int64_t begin, int64_t end)> body);
 
 }  // namespace lockstep

@@ -10,17 +10,17 @@
 namespace lockstep {
 
 /// An optional engine interface for ranks that share memory: access to another rank's memory, and to memory that all of
-/// them own. The caller ensures that access is safe, between two barriers. On several machines the ranks of each
+/// them own. The caller ensures, between two barriers, that access is safe. On several machines the ranks of each
 /// machine share memory; every rank of the group still makes each call.
 class MachineMemory {
  public:
   virtual ~MachineMemory() = default;
 
-  /// The number of ranks that share memory with this one, itself included, and its number among them.
+  /// The number of ranks that share memory with this one, itself included, and this rank's number among them.
   virtual int ranks_here() const = 0;
   virtual int rank_here() const = 0;
 
-  /// [elements] zeros mapped by all ranks, as one tensor on each; the memory lives as long as the last of these
+  /// [elements] zeros mapped by all ranks, as one tensor on each. The memory lives as long as the last of these
   /// tensors. Throws Error on all ranks, naming the size, if a machine has too little memory.
   /// REQUIRES: every rank calls it with the same arguments.
   virtual at::Tensor allocate_together(int64_t elements, const at::TensorOptions& options) = 0;
@@ -30,10 +30,10 @@ class MachineMemory {
   /// REQUIRES: every rank calls it, with memory of the same size.
   virtual std::vector<std::byte*> address_everywhere(const at::Tensor& mine) = 0;
 
-  /// Of `mine`, memory from Group::allocate(), where another rank finds it: that rank's memory_of(this rank, place).
-  /// None: no other rank can. Without messages.
+  /// Of `mine`, memory from Group::allocate(): the place where another rank finds it, as memory_of(this rank, place).
+  /// None: no other rank can. Does not communicate.
   virtual std::optional<uint64_t> place_of(const at::Tensor& mine) const = 0;
-  /// Null if that rank's memory cannot be seen here. Valid as long as the group.
+  /// Null if that rank's memory is not visible here. Valid as long as the group.
   virtual const std::byte* memory_of(int rank, uint64_t place) const = 0;
 };
 

@@ -8,12 +8,12 @@
 
 namespace lockstep {
 
-/// How many messages this rank has sent and received within a group, by peer and tag. Messages of one tag between two
-/// ranks are matched in order, so the numbers on both sides say whether the other one has called a message. One thread
-/// at a time calls; any thread may read.
+/// The numbers of messages that this rank has sent and received within a group, by peer and tag. Messages of one tag
+/// between two ranks are matched in order, so the numbers on both sides tell whether the other has called a message.
+/// One thread at a time calls; any thread may read.
 class MessageCounts {
  public:
-  static constexpr int kTags = 8;  ///< of each peer and direction; a message with another tag has no number
+  static constexpr int kTags = 8;  ///< per peer and direction; a message with another tag has no number
   static constexpr int64_t kNoTag = -1;
 
   struct Entry {
@@ -25,7 +25,7 @@ class MessageCounts {
     bool is_send = false;
     int peer = 0;  ///< of the group
     int tag = 0;
-    uint64_t number = 0;     ///< among those of its tag, counted from 1; 0: not counted
+    uint64_t number = 0;     ///< its number among messages of its tag, from 1; 0: not counted
     Entry* entry = nullptr;  ///< of a message that is counted
 
     void note_done() const {
@@ -34,10 +34,9 @@ class MessageCounts {
   };
 
   MessageCounts() = default;
-  /// Does not carry anything over: there is no message of a group that is being made.
+  /// Carries nothing over: a group that is being made has no messages.
   MessageCounts(MessageCounts&&) noexcept {}
 
-  /// A message begins.
   Message count(int world_size, bool is_send, int peer, int tag);
 
   struct Counted {

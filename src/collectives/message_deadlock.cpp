@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-/// The ranks without which this one's wait does not end.
+/// The ranks without which this rank's wait does not end.
 std::vector<int> needs_of(int rank, const std::vector<ToldWait>& notes) {
   const ToldWait& note = notes[static_cast<size_t>(rank)];
   if (note.serial == 0) return {};

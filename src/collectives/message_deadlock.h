@@ -9,15 +9,15 @@
 
 namespace lockstep {
 
-/// Detects ranks that wait for each other's messages, from their announcements. Ranks must be seen in the same waits
-/// for kSameFor.
+/// Detects ranks that wait for each other's messages, from their announcements. They must be seen in the same waits for
+/// kSameFor.
 class MessageDeadlock {
  public:
   static constexpr std::chrono::milliseconds kSameFor{900};
 
   explicit MessageDeadlock(int rank) : rank_(rank) {}
-  /// `told`: by rank. Returns who waits for whom if `rank` is among them; empty if there is no deadlock, or not for
-  /// long enough yet.
+  /// `told` is by rank. Returns which rank waits for which if `rank` is among them; empty if there is no deadlock, or
+  /// it has not lasted long enough.
   std::string judge(const std::vector<ToldWait>& told);
 
  private:

@@ -19,8 +19,8 @@ inline std::string text_of_tags(std::vector<int64_t> tags) {
   return tags.size() > kShown ? text + " and others" : text;
 }
 
-/// The text for a rank whose receive can no longer have a sender. `tags`: text_of_tags() of the messages that the peer
-/// has sent and this rank has not received.
+/// The text for a rank whose receive can no longer have a sender. `tags` is text_of_tags() of the messages that the
+/// peer has sent and this rank has not received.
 inline std::string unreceived(const std::string& sender, const std::string& receiver, const std::string& tags) {
   return (tags.empty() ? "Every message of " + sender + " to " + receiver + " has been received"
                        : sender + " has sent a message with " + tags + ", which " + receiver + " has not received") +

@@ -18,7 +18,7 @@ class MessageWaiter {
  public:
   explicit MessageWaiter(c10::intrusive_ptr<c10d::Work> work) : work_(std::move(work)), thread_([this] { run(); }) {}
   ~MessageWaiter() {
-    work_->abort();  // without effect if it is done
+    work_->abort();  // no effect if it is done
     thread_.join();
   }
   MessageWaiter(const MessageWaiter&) = delete;
@@ -40,7 +40,7 @@ class MessageWaiter {
   }
 
  private:
-  static constexpr std::chrono::milliseconds kPause{400};  ///< an upper bound for a wait that is not notified
+  static constexpr std::chrono::milliseconds kPause{400};  ///< an upper bound for a wait without a notification
 
   void run() {
     bool is_there = false;

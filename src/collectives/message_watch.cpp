@@ -91,7 +91,7 @@ class MessageWatch::WatchedMessage final : public c10d::Work {
   const WorkPtr inner_;
   const Message message_;
   std::list<Message>::iterator place_;     ///< among the pending ones, until it is done
-  std::shared_ptr<MessageWaiter> waiter_;  ///< since somebody has asked whether it is done
+  std::shared_ptr<MessageWaiter> waiter_;  ///< since is_completed() was called
   bool is_done_ = false, has_failed_ = false;
 };
 
@@ -278,7 +278,7 @@ std::string MessageWatch::look(const Note& own, bool is_sure) {
     if (!found.empty()) board_.declare(found);
     return found;
   } catch (const std::exception&) {
-    return "";  // without a store nobody can be told
+    return "";  // without a store no rank can be told
   }
 }
 

@@ -27,32 +27,32 @@ namespace lockstep {
 
 /// Finds ranks that wait for each other's messages, over engines whose waits cannot detect it.
 ///
-/// A rank that has waited for a while announces through the store what it waits for, and withdraws the announcement
-/// when the wait is over. A thread of the watch does that; it sleeps while no thread waits. The detection is reliable
-/// only while a single thread calls the group: as soon as a second one does, it reports nothing any more.
+/// A rank that has waited for a while announces its wait through the store, and withdraws the announcement when the
+/// wait is over. A thread of the watch does this; it sleeps while no thread waits. Detection is reliable only while a
+/// single thread calls the group: once a second one does, nothing more is reported.
 ///
-/// The watch also completes messages that nobody waits for: a message whose completion is queried, in its own thread,
-/// because only a wait can tell (MessageWaiter); and messages whose Work is gone (DroppedMessages).
+/// The watch also completes messages that no thread waits for: a message whose completion is queried, in its own
+/// thread, because only a wait can tell (MessageWaiter); and messages whose Work is gone (DroppedMessages).
 class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
  public:
   using Message = NotedMessage;
 
-  /// The watch's thread calls `tell` once with its finding. The constructor deletes records that this rank wrote for an
-  /// earlier group over the same store.
+  /// The watch's thread calls `tell` once with its finding. The constructor deletes this rank's records of an earlier
+  /// group over the same store.
   MessageWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
                std::function<void(const std::string&)> tell = nullptr);
   ~MessageWatch() { stop(); }
   MessageWatch(const MessageWatch&) = delete;
-  /// Ends the thread. Nothing is detected any more.
+  /// Ends the thread and detection.
   void stop() LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;
 
-  /// Threads may call at any time, as in Python programs: nothing is reported.
+  /// Disables reports, because several threads may call at any time, as in Python programs.
   void expect_several_callers();
 
   /// Wraps the message's Work so that waits for it are watched. Such a wait may throw Error.
   c10::intrusive_ptr<c10d::Work> watched(c10::intrusive_ptr<c10d::Work> inner, const Message& message);
 
-  /// Counts a collective, which has been called.
+  /// Counts a collective that has been called.
   void note_collective();
 
   /// Marks the calling thread as waiting for a collective while it exists.
@@ -70,7 +70,7 @@ class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
   void start_thread();
   /// Records another reason that has ended the group, a message that its receiver refuses, and tells waiting ranks.
   void declare(const std::string& text);
-  /// From any thread: waits for messages of this rank end with `why`.
+  /// Ends this rank's waits for messages with `why`. Any thread may call.
   void interrupt(const std::string& why);
   /// The finding; empty if none.
   std::string verdict();
@@ -113,11 +113,11 @@ class MessageWatch : public std::enable_shared_from_this<MessageWatch> {
   const std::function<void(const std::string&)> tell_;
   const unsigned fork_generation_ = fork_generation();
   WaitBoard board_;
-  MessageDeadlock deadlock_;  ///< of the thread
+  MessageDeadlock deadlock_;  ///< used by the thread
 
   Mutex mutex_;
   std::condition_variable changed_;
-  Note done_ LOCKSTEP_GUARDED_BY(mutex_);  ///< what does not depend on the wait; its serial: the last wait's
+  Note done_ LOCKSTEP_GUARDED_BY(mutex_);  ///< what does not depend on the wait; its serial is the last wait's
   std::optional<Wait> wait_ LOCKSTEP_GUARDED_BY(mutex_);
   ThreadState thread_state_ LOCKSTEP_GUARDED_BY(mutex_) = ThreadState::kAwake;
   bool ending_ LOCKSTEP_GUARDED_BY(mutex_) = false;

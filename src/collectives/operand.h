@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// The tensor. Autograd's zero tensors, which have no memory, become zeros in memory.
+/// The tensor, with autograd's zero tensors, which have no memory, replaced by zeros in memory.
 inline at::Tensor with_memory(const at::Tensor& tensor) {
   return tensor._is_zerotensor() ? at::zeros(tensor.sizes(), tensor.options()) : tensor;
 }
@@ -51,7 +51,7 @@ inline int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(
 /// A copy in CPU memory; the tensor itself if it is there already.
 inline at::Tensor on_cpu(const at::Tensor& tensor) { return tensor.is_cpu() ? tensor : tensor.cpu(); }
 
-/// Whether an engine can work on the tensor's memory as it is.
+/// Whether an engine can work on the tensor's memory directly.
 inline bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && tensor.device().is_cpu() && !tensor.is_conj() && !tensor.is_neg() &&
          !tensor._is_zerotensor();

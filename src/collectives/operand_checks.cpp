@@ -41,7 +41,7 @@ struct Memory {
   const char* begin = nullptr;
   const char* end = nullptr;
 
-  /// Nothing where a copy of the tensor travels.
+  /// Nothing if a copy of the tensor is sent.
   static Memory of(const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.is_contiguous() || tensor.numel() == 0 ||
         !tensor.has_storage())

@@ -8,11 +8,11 @@
 
 #include "collectives/operand.h"
 
-// Arguments that Group refuses before anything is sent. Every message begins with the operation's name.
+// Checks for arguments that Group refuses before anything is sent. Every message begins with the operation's name.
 
 namespace lockstep {
 
-// What almost every tensor passes is inline: a small all_reduce takes a few hundred nanoseconds.
+// The checks that almost every tensor passes are inline: a small all_reduce takes a few hundred nanoseconds.
 
 void refuse_unless_dense(const char* operation, const char* role, const at::Tensor& tensor);
 inline void check_tensor(const char* operation, const char* role, const at::Tensor& tensor) {
@@ -24,15 +24,14 @@ inline void check_reduction(const char* operation, const at::Tensor& tensor, Red
   if (op != ReduceOp::kSum) refuse_unless_defined(operation, tensor, op);
 }
 
-/// `rows` holds one `row` for each rank.
 void check_rows(const char* operation, const char* role, const at::Tensor& rows, const at::Tensor& row, int world_size);
-/// Each element of a tensor that is written has memory of its own.
+/// Each element of a written tensor has its own memory.
 void refuse_unless_written(const char* operation, const at::Tensor& tensor);
 inline void check_written(const char* operation, const at::Tensor& tensor) {
   if (!is_plain(tensor)) refuse_unless_written(operation, tensor);
 }
 
-/// The tensors share no memory, but that `row` may be row `own` of `rows`; -1: it may not.
+/// The tensors share no memory, except that `row` may be row `own` of `rows`; -1: it may not.
 void check_apart(const char* operation, const at::Tensor& rows, const at::Tensor& row, int own);
 
 /// check_apart() for lists of blocks whose outputs are written: no output shares memory with another tensor, except
@@ -40,7 +39,7 @@ void check_apart(const char* operation, const at::Tensor& rows, const at::Tensor
 void check_lists_apart(const char* operation, const std::vector<at::Tensor>& outputs,
                        const std::vector<at::Tensor>& inputs, size_t own_output, size_t own_input);
 
-/// A message goes to another rank (in a world of one, to this rank), under a tag of at least 0.
+/// A message goes to another rank (in a world of one, to this rank), with a tag of at least 0.
 void check_message(const char* operation, int peer, int tag, const Group& group);
 
 /// Tells autograd that an operation writes the tensor, as PyTorch's in-place operations do.

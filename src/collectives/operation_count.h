@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// How many collectives and messages this process has begun, over all groups. Most processes begin all of them on one
-/// thread, which counts without a locked instruction.
+/// The number of collectives and messages that this process has begun, over all groups. Most processes begin all of
+/// them on one thread, which counts without a locked instruction.
 class OperationCount {
  public:
   void add() {
@@ -19,11 +19,11 @@ class OperationCount {
     else
       others_.fetch_add(1, std::memory_order_relaxed);
   }
-  /// From any thread.
+  /// Any thread may call.
   uint64_t load() const { return own_.load(std::memory_order_relaxed) + others_.load(std::memory_order_relaxed); }
 
  private:
-  std::atomic<uint64_t> owner_{0};  ///< the number of the first thread that has called add(); 0: nobody has
+  std::atomic<uint64_t> owner_{0};  ///< the number of the first thread that called add(); 0: none has
   std::atomic<uint64_t> own_{0};    ///< begun by that thread
   std::atomic<uint64_t> others_{0};
 };

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// "barrier() of DistributedDataParallel()"; the call alone if it has no purpose that is known.
+/// "barrier() of DistributedDataParallel()"; the call alone if it has no known purpose.
 inline std::string call_of_purpose(const std::string& call, std::string_view purpose) {
   return purpose.empty() ? call : call + " of " + std::string(purpose);
 }

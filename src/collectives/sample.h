@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// Of three places of a tensor on the CPU: what differs, or was changed, as a whole differs in them.
+/// Three elements of a CPU tensor: tensors that differ, or were changed, as a whole differ in them.
 inline uint64_t sample_of(const at::Tensor& tensor) {
   uint64_t hash = Hash::kStart;
   const auto* bytes = static_cast<const std::byte*>(tensor.const_data_ptr());

@@ -7,9 +7,9 @@
 
 namespace lockstep {
 
-/// A collective of the group begins on this rank, number `rank` of it. Returns what the rank's page says while a thread
-/// waits for it; `sequence` is the number that messages give it. `compares_all`: the engine compares the calls of all
-/// ranks before it moves anything, as that in shared memory does.
+/// Records that a collective of the group begins on this rank, number `rank` of it. Returns what the rank's page shows
+/// while a thread waits for it; `sequence` is its number in messages. `compares_all`: the engine compares the calls of
+/// all ranks before it moves anything, as the shared-memory engine does.
 inline RankStatus::Awaited start_collective(PageGroup& group, int rank, uint64_t sequence, const shm::Request& what,
                                             bool compares_all) {
   using Kind = shm::OperationKind;
@@ -18,8 +18,8 @@ inline RankStatus::Awaited start_collective(PageGroup& group, int rank, uint64_t
     awaited.needs = group.bits();
     return awaited;
   }
-  // The ranks whose data this rank's result is made of. Other engines may have a rank without a result wait, too, but
-  // need not, and who sends what in kAllToAllUneven is the program's affair.
+  // The ranks whose data forms this rank's result. Other engines may also make a rank without a result wait, but need
+  // not, and the program decides who sends what in kAllToAllUneven.
   switch (what.kind) {
     case Kind::kBarrier:
     case Kind::kAllReduce:

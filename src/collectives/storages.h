@@ -6,7 +6,6 @@
 
 namespace lockstep {
 
-/// The addresses of the storages of those tensors that have one.
 inline std::vector<const void*> storages_of(const std::vector<at::Tensor>& tensors) {
   std::vector<const void*> storages;
   for (const at::Tensor& tensor : tensors)

@@ -6,13 +6,13 @@
 
 namespace lockstep {
 
-/// The ranks from which a waiting rank needs calls that they have not made yet.
+/// The ranks whose calls, not yet made, a waiting rank needs.
 struct Needs {
-  std::vector<int> ranks;      ///< empty: the rank does not wait, or its call is on the way
+  std::vector<int> ranks;      ///< empty: the rank does not wait, or its call has been made
   bool any_is_enough = false;  ///< false: it needs all of them
 };
 
-/// The ranks that can never proceed because they need calls of one another. needs[r]: rank r's needs.
+/// The ranks that can never proceed because they need calls from one another. needs[r] is rank r's.
 inline std::vector<bool> stuck_ranks(const std::vector<Needs>& needs) {
   std::vector<bool> stuck;
   for (const Needs& of : needs) stuck.push_back(!of.ranks.empty());

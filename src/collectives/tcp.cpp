@@ -29,7 +29,7 @@ Addresses resolve(const std::string& host, int port, int type) {
   return {found, &freeaddrinfo};
 }
 
-/// Whether listening there would take connections from every network of this machine.
+/// Whether listening there would accept connections from every network of this machine.
 bool is_wildcard(const addrinfo& address) {
   if (address.ai_family == AF_INET)
     return reinterpret_cast<const sockaddr_in*>(address.ai_addr)->sin_addr.s_addr == htonl(INADDR_ANY);
@@ -38,7 +38,7 @@ bool is_wildcard(const addrinfo& address) {
   return IN6_IS_ADDR_UNSPECIFIED(&sixteen) || (IN6_IS_ADDR_V4MAPPED(&sixteen) && ends_in_zeros);
 }
 
-/// Zero, or the errno that says why not.
+/// Zero, or the errno of the failure.
 int try_connect(const addrinfo& address, const Deadline& deadline) {
   const FileDescriptor socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return errno;

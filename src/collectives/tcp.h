@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// A TCP socket that listens on `port` of the address to which `host` resolves, which must be this machine's; never on
-/// the wildcard address. Throws Error naming both.
+/// A TCP socket that listens on `port` of the address of `host`, which must be this machine's; never on the wildcard
+/// address. Throws Error naming both.
 FileDescriptor listen_tcp(const std::string& host, int port);
 
 /// Waits for a listener on `port` of `host`, by connecting and closing the connection. Throws Error naming both, and

@@ -18,7 +18,7 @@ struct NotedMessage {
 
 /// A waiting rank's announcement to the others (MessageWatch).
 struct ToldWait {
-  uint64_t serial = 0;  ///< 0: it does not wait
+  uint64_t serial = 0;  ///< 0: it is not waiting
   std::optional<NotedMessage> message;
   uint64_t number = 0;  ///< of the collective that it waits for
   uint64_t called = 0;  ///< collectives

@@ -16,7 +16,7 @@ namespace {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 constexpr int kFirstPart = 10;
-constexpr int64_t kHeadBytes = int64_t{1} << kFirstPart;  ///< fewer than these travel in the envelope
+constexpr int64_t kHeadBytes = int64_t{1} << kFirstPart;  ///< the envelope holds fewer bytes than this
 
 struct Description {
   int64_t dtype = 0, elements = 0;
@@ -36,7 +36,7 @@ Description description_of(const at::Tensor& dense) {
   return {static_cast<int64_t>(type), bytes_of(dense) / static_cast<int64_t>(shm::element_bytes(type))};
 }
 
-/// Posts all that is not in the envelope.
+/// Posts all bytes that are not in the envelope.
 void post_parts(const at::Tensor& bytes, const PostBytes& post, std::vector<WorkPtr>& works) {
   int64_t begin = 0;
   for (int part = 62; part >= kFirstPart; --part) {
@@ -47,7 +47,6 @@ void post_parts(const at::Tensor& bytes, const PostBytes& post, std::vector<Work
   }
 }
 
-/// The bytes that travel in the envelope.
 int64_t head_bytes(const at::Tensor& bytes) { return bytes.numel() % kHeadBytes; }
 char* head_of(const at::Tensor& envelope) {
   return static_cast<char*>(envelope.mutable_data_ptr()) + sizeof(Description);
@@ -102,7 +101,7 @@ class TypedWork final : public c10d::Work {
 
   const std::vector<WorkPtr> works_;  ///< the first is the envelope's
   const at::Tensor envelope_;
-  at::Tensor bytes_;  ///< that are received; undefined for a send
+  at::Tensor bytes_;  ///< to receive; undefined for a send
   Description expected_;
   MessageName name_{};
 };

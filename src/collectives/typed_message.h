@@ -8,15 +8,15 @@
 #include <lockstep/error.h>
 
 // Messages over engines that move bytes and compare nothing. An envelope of fixed size precedes the bytes. It holds
-// their dtype and number, and the last few of them; the rest follows in parts whose sizes are powers of two, one for
-// each bit of the number. All are posted at once, so the envelope costs no extra round trip. Gloo ends a process that
-// receives more bytes than it expects; there, parts of each size have their own tag, so that none is received as one of
-// another size.
+// their dtype and number, and the last few bytes; the rest follows in parts whose sizes are powers of two, one for each
+// bit of the number. All are posted at once, so the envelope costs no extra round trip. Gloo ends a process that
+// receives more bytes than it expects; over Gloo, parts of each size have their own tag, so that none is received as
+// one of another size.
 
 namespace lockstep {
 
-/// Starts to send or receive contiguous bytes, to or from one rank with one tag; those of one `part` arrive in order.
-/// `part`: 0 for an envelope; otherwise there are 2^part bytes.
+/// Starts to send or receive contiguous bytes, to or from one rank with one tag; messages of one `part` arrive in
+/// order. `part`: 0 for an envelope; otherwise there are 2^part bytes.
 using PostBytes = std::function<c10::intrusive_ptr<c10d::Work>(const at::Tensor& bytes, int part)>;
 
 struct MessageName {

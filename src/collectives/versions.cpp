@@ -17,7 +17,7 @@
 namespace lockstep {
 namespace {
 
-/// at::show_config() says it too, and takes 0.4 ms.
+/// at::show_config() has it, too, but takes 0.4 ms.
 std::string libtorch_version() {
   const auto& options = caffe2::GetBuildOptions();
   const auto found = options.find("TORCH_VERSION");

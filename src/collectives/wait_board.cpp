@@ -23,7 +23,7 @@ void WaitBoard::take_back() {
   try {
     store_->set(key(rank_), std::string("0"));
   } catch (const std::exception&) {
-    // The store is gone, and with it whoever could read this.
+    // The store is gone, and with it every reader.
   }
 }
 
@@ -41,7 +41,7 @@ void WaitBoard::declare(const std::string& verdict) {
   try {
     store_->set(kVerdict, verdict);
   } catch (const std::exception&) {
-    // Without a store nobody can be told.
+    // Without a store no rank can be told.
   }
 }
 
@@ -52,7 +52,7 @@ void WaitBoard::leave_tags(const std::list<NotedMessage>& pending) {
   try {
     for (const auto& [peer, list] : tags) store_->set(key_of_tags(rank_, peer), text_of_tags(list));
   } catch (const std::exception&) {
-    // Without a store nobody can be told.
+    // Without a store no rank can be told.
   }
 }
 

@@ -11,11 +11,11 @@
 
 namespace lockstep {
 
-/// The announcements by which ranks tell each other what they wait for: keys of a store. If the store fails, nothing is
-/// announced.
+/// The announcements by which ranks tell each other what they wait for, as keys of a store. If the store fails, nothing
+/// is announced.
 class WaitBoard {
  public:
-  /// Deletes records that this rank wrote for an earlier group over the same store.
+  /// Deletes this rank's records of an earlier group over the same store.
   WaitBoard(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
 
   int rank() const { return rank_; }
@@ -27,7 +27,7 @@ class WaitBoard {
 
   /// Publishes the reason for the group's end to all ranks. Never throws.
   void declare(const std::string& verdict);
-  /// The published reason; empty if there is none.
+  /// The published reason; empty if none.
   std::string verdict();
 
   /// Publishes, as this rank leaves, the tags of messages that it has sent and the others have not received. Never

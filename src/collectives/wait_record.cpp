@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kAdvice =
     "Every rank makes the same calls of its groups, and of what is made of them, in the same order";
 
-/// A text of any bytes, behind its size.
+/// A text of any bytes, preceded by its size.
 void write_text(std::ostream& out, const std::string& text) { out << text.size() << ' ' << text << ' '; }
 std::string read_text(std::istream& in) {
   size_t size = 0;
@@ -26,7 +26,7 @@ std::string read_text(std::istream& in) {
   return text;
 }
 
-/// Whether `other` has not called the message that `rank` waits for, and nothing that it has called lets that arrive.
+/// Whether `other` has not called the message that `rank` waits for, and none of its calls lets that message arrive.
 bool lacks_message(const WaitRecord& rank, uint64_t rank_bit, const WaitRecord& other) {
   const WaitRecord::Message& message = *rank.message;
   WaitRecord::Messages theirs{
@@ -50,7 +50,7 @@ bool waits_for(const WaitRecord& rank, uint64_t rank_bit, const WaitRecord& othe
   return rank.message ? lacks_message(rank, rank_bit, other) : called->second < rank.number;
 }
 
-/// Those that have left the scope of the call in which the rank is; null if none has.
+/// Ranks that have left the scope of this rank's call; null if none has.
 const WaitRecords* gone_from(const Departures& gone, const WaitRecord& rank) {
   const auto found = gone.find(rank.caller.scope);
   return rank.caller.scope.empty() || found == gone.end() ? nullptr : &found->second;
@@ -115,7 +115,7 @@ std::vector<bool> ranks_that_never_go_on(const WaitRecords& records, const std::
     for (size_t other = 0; other < records.size(); ++other) {
       if (other == rank || (records[rank]->needs & bits[other]) == 0) continue;
       if (waits_for_gone(records, rank, other, bits, gone))
-        needs[rank].ranks.push_back(static_cast<int>(rank));  // whatever others do
+        needs[rank].ranks.push_back(static_cast<int>(rank));  // whatever the others do
       else if (records[other] && waits_for(*records[rank], bits[rank], *records[other]))
         needs[rank].ranks.push_back(static_cast<int>(other));
     }

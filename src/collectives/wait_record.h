@@ -11,14 +11,14 @@
 
 namespace lockstep {
 
-/// What a rank says of itself while it waits (GroupsWatch), or as it leaves a scope of calls.
+/// A rank's description of itself while it waits (GroupsWatch), or as it leaves a scope of calls.
 struct WaitRecord {
-  /// Messages between it and another rank.
+  /// Messages between this rank and another.
   struct Messages {
     uint64_t group = 0;
     uint64_t peer = 0;  ///< its bit
     bool is_send = false;
-    int64_t tag = 0;  ///< MessageCounts::kNoTag: those that are not counted, of which there are some
+    int64_t tag = 0;  ///< MessageCounts::kNoTag: there are some that are not counted
     auto operator<=>(const Messages&) const = default;
   };
   struct Count {
@@ -30,36 +30,35 @@ struct WaitRecord {
     bool operator==(const Message&) const = default;
   };
 
-  uint64_t serial = 0;                  ///< another one for each wait
+  uint64_t serial = 0;                  ///< different for each wait
   std::string place;                    ///< "in step() after 3 backwards"
   CallPlace::Caller caller{};           ///< in whose call
-  uint64_t group = 0;                   ///< in which it waits; 0: not known
-  uint64_t number = 0;                  ///< of the collective in the group, or of the message among those of its tag
-  uint64_t needs = 0;                   ///< the ranks without whose call it cannot end, as bits
+  uint64_t group = 0;                   ///< in which it waits; 0: unknown
+  uint64_t number = 0;                  ///< of the collective in the group, or of the message among messages of its tag
+  uint64_t needs = 0;                   ///< the ranks whose call it needs to end, as bits
   std::optional<Message> message{};     ///< none: it waits for a collective
-  std::map<uint64_t, uint64_t> called;  ///< how many collectives it has called in each group
+  std::map<uint64_t, uint64_t> called;  ///< the number of collectives that it has called in each group
   std::map<Messages, Count> messages;
 
   std::string packed() const;
   static WaitRecord unpacked(const std::string& bytes);
 };
 
-/// By rank; none: it computes, or has said nothing.
+/// By rank; none: it computes, or has reported nothing.
 using WaitRecords = std::vector<std::optional<WaitRecord>>;
-/// Of ranks that have left a scope of calls, by scope.
+/// Ranks that have left a scope of calls, by scope.
 using Departures = std::map<std::string, WaitRecords>;
 
-/// The ranks that can never go on, by rank: each waits for a call of another of them, or of one that makes no more such
-/// calls. Whatever the ages of the records: a rank that waits calls nothing, so in a cycle of such waits none was the
-/// first to go on. `bits`: that of each rank in WaitRecord::needs.
+/// The ranks that can never continue, by rank: each waits for a call by another of them, or by a rank that makes no
+/// more such calls. The ages of the records do not matter: a waiting rank makes no calls, so in a cycle of such waits
+/// no rank was the first to continue. `bits` are those of each rank in WaitRecord::needs.
 std::vector<bool> ranks_that_never_go_on(const WaitRecords& records, const std::vector<uint64_t>& bits,
                                          const Departures& gone = {});
 
-/// "the ranks wait for each other, so none can go on: ranks 0-2 in ...; rank 3 in ...": of those ranks.
+/// "the ranks wait for each other, so none can go on: ranks 0-2 in ...; rank 3 in ...", for those ranks.
 std::string deadlock_text(const WaitRecords& records, const std::vector<bool>& stuck, const Departures& gone = {});
-/// "ranks 0-2 in step() after 3 backwards; rank 3 in hash()", of those ranks.
+/// "ranks 0-2 in step() after 3 backwards; rank 3 in hash()", for those ranks.
 std::string places_of(const WaitRecords& records, const std::vector<bool>& of);
-/// Which have a record.
 std::vector<bool> known_ones(const WaitRecords& records);
 
 }  // namespace lockstep

@@ -10,7 +10,7 @@ namespace lockstep {
 namespace {
 
 struct Waited {
-  Mutex mutex;  ///< held while it is read, and while it goes
+  Mutex mutex;  ///< held while it is read, and while it is destroyed
   std::atomic<const WaitedMessage*> message{nullptr};
 };
 

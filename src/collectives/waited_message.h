@@ -11,27 +11,27 @@
 
 namespace lockstep {
 
-/// Says for which message this process waits, while the object lives. Of several threads, the last one counts. What
-/// waits for a collective says so on the rank's page.
+/// While it lives, shows for which message this process waits. If several threads wait, the last one counts. Waits for
+/// collectives are shown on the rank's page.
 class WaitedMessage {
  public:
   struct Seen {
-    uint64_t group = 0;  ///< RankStatus::Group::id; 0: not known
+    uint64_t group = 0;  ///< RankStatus::Group::id; 0: unknown
     uint64_t needs = 0;  ///< the peer, as RankStatus::Awaited::needs
     MessageCounts::Message message;
-    /// Its engine sends a message only to a rank that has called the receive; others may put it where it lies until
-    /// then, as soon as there is room.
+    /// The engine sends a message only to a rank that has called the receive. Other engines may store it until then, as
+    /// soon as there is room.
     bool needs_receive = false;
-    std::string label;  ///< OperationLabel of the thread that waits
+    std::string label;  ///< OperationLabel of the waiting thread
   };
 
-  /// Both outlive the object.
+  /// REQUIRES: both arguments outlive the object.
   WaitedMessage(const Group::State& group, const MessageCounts::Message& message);
   ~WaitedMessage();
   WaitedMessage(const WaitedMessage&) = delete;
   WaitedMessage& operator=(const WaitedMessage&) = delete;
 
-  /// Any thread may ask.
+  /// Any thread may call.
   static std::optional<Seen> now();
 
  private:

@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-/// "all_reduce #12 (float32, 1000 elements, sum) failed on rank 0 of 2 after 0.3 s: <cause>", and a hint where to look.
+/// "all_reduce #12 (float32, 1000 elements, sum) failed on rank 0 of 2 after 0.3 s: <cause>", and a hint.
 std::string describe_failure(const Work::State& operation, const std::exception& cause);
 
 struct Work::State {
@@ -31,9 +31,9 @@ struct Work::State {
   Clock::time_point started = coarse_now();
   std::string message = "";  ///< of a send or recv: "to rank 1, tag 7"
   MessageCounts::Message counted = {};
-  RankStatus::Awaited awaited = {};  ///< shown on the rank's page while a thread waits; nothing for a message
+  RankStatus::Awaited awaited = {};  ///< shown on the rank's page while a thread waits; empty for a message
 
-  // Owned by the thread that waits.
+  // Owned by the waiting thread.
   Phase phase = Phase::kRunning;
   std::string error;
 };

@@ -11,14 +11,14 @@
 
 namespace lockstep {
 
-/// Ranks that were brought together, and are connected, by means other than a launcher's variables.
+/// Ranks that are already connected, by other means than a launcher's variables.
 struct AdoptedRanks {
   int rank;
   int world_size;
-  c10::intrusive_ptr<c10d::Store> store;  ///< of all ranks, fresh; unused in a world of one
+  c10::intrusive_ptr<c10d::Store> store;  ///< shared by all ranks, fresh; unused in a world of one
   /// `one_machine`: all ranks share memory.
   std::function<BackendFactory(const ContextOptions& options, bool one_machine)> engine;
-  /// This rank leaves: waits for the others for this long.
+  /// Called when this rank leaves: waits for the others for this long.
   std::function<void(std::chrono::milliseconds)> say_farewell;
 };
 

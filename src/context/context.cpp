@@ -52,7 +52,7 @@ ContextOptions with_ranks_argument(int argc, const char* const* argv, ContextOpt
 }
 
 int choose_threads(const RollCall& present, const ContextOptions& options, const Environment& environment) {
-  // The launcher's number holds for the cores that it assigned; something in between (taskset) may have changed them.
+  // The launcher's number applies to the cores that it assigned; a tool in between (taskset) may have changed them.
   if (!environment.omp_num_threads || environment.omp_num_threads == environment.lockstep_threads)
     at::set_num_threads(options.threads > 0 ? options.threads : options.virtual_ranks > 0 ? 1 : present.threads);
   return at::get_num_threads();
@@ -100,18 +100,18 @@ EngineFactories choose_engines(const World& world, const RollCall& present, cons
   return factories;
 }
 
-/// Checked before anything is opened: if a file of /proc cannot be read, ranks think that they run on different
+/// Checked before anything is opened: if a file of /proc cannot be read, ranks believe that they run on different
 /// machines.
 size_t descriptors_to_join(const World& world) {
   if (world.world_size == 1) return 0;
-  constexpr size_t kToRead = 1, kToMeet = 3;  // without a launcher: the store's socket, its server's ends
+  constexpr size_t kToRead = 1, kToMeet = 3;  // without a launcher: the store's socket and its server's ends
   const size_t store = world.source == World::Source::kLauncher ? 0 : kToMeet;
   if (!world.one_machine() || world.world_size > shm::kMaxRanks) return store + kToRead;
-  // As many as the last rank needs, so that all ranks name the same number.
+  // The last rank's need, so that all ranks name the same number.
   return store + shm::descriptors_to_form(world.world_size - 1, world.world_size);
 }
 
-/// Tells the launcher that this rank waits for the others, and takes it back if they do not meet.
+/// Tells the launcher that this rank waits for the others; withdraws that if they do not meet.
 class Joining {
  public:
   Joining() { own_page().set_phase(RankStatus::Phase::kJoining); }
@@ -172,13 +172,13 @@ struct Context::State {
   int exceptions;       ///< in flight when the ranks joined
   unsigned generation;  ///< of the process that joined
   c10::intrusive_ptr<c10d::Store> store;
-  std::function<void(std::chrono::milliseconds)> say_farewell;  ///< waits so long for the other ranks
+  std::function<void(std::chrono::milliseconds)> say_farewell;  ///< waits this long for the other ranks
   RollCall present;
   int threads;
   std::optional<Group> group;
   std::optional<StopRequest> stop_request;
 
-  /// Every rank calls it, with the store of all ranks.
+  /// REQUIRES: every rank calls it, with the store of all ranks.
   static std::unique_ptr<State> join(OnlyContext only, const Environment& environment, World world,
                                      const ContextOptions& options, const c10::intrusive_ptr<c10d::Store>& store,
                                      const Engines& engines, const Farewell& farewell);
@@ -283,7 +283,7 @@ Context::~Context() {
     return;
   }
   const bool unwinding = std::uncaught_exceptions() > state_->exceptions;
-  // Do this before the others see that this rank leaves, because they may not survive that.
+  // Done before the others see that this rank leaves, because they may not survive that.
   if (unwinding) {
     // main() may catch the exception and print its text, but torchrun expects it in a file.
     if (const RankStatus account = own_page().read(world_size()); account.error_is_last)

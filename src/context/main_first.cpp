@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-/// The one collective of a guard. Returns the highest rank that reports a failure, or -1.
+/// A guard's only collective. Returns the highest rank that reports a failure, or -1.
 int64_t meet(const Group& group, bool failed) {
   const at::Tensor word = at::full({1}, failed ? group.rank() : -1, at::kLong);
   const OperationLabel label("main_first()");
@@ -53,7 +53,7 @@ MainFirst::~MainFirst() noexcept(false) {
 namespace detail {
 
 c10::IValue from_rank_zero(const Group& group, const std::function<c10::IValue()>& body) {
-  c10::IValue answer;  // (value, "") or (None, what went wrong)
+  c10::IValue answer;  // (value, "") or (None, the error)
   std::exception_ptr failure;
   const auto note = [&](const char* text) {
     failure = std::current_exception();
@@ -74,7 +74,7 @@ c10::IValue from_rank_zero(const Group& group, const std::function<c10::IValue()
   const std::string& problem = elements[1].toStringRef();
   if (!problem.empty()) {
     const std::string text = "rank 0 failed in what it does for all ranks: " + problem;
-    note_error(RankFailure::kPeer, -1, text);  // rank 0 of the group, which may be another in the launcher's count
+    note_error(RankFailure::kPeer, -1, text);  // rank 0 of the group, whose number at the launcher may differ
     throw Error(text);
   }
   return elements[0];

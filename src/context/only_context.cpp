@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// The process that has a Context; 0: none. A child that it forks does not have one.
+/// The process that has a Context; 0: none. Its forked children do not have one.
 std::atomic<pid_t> holder{0};
 
 }  // namespace

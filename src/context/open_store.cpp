@@ -32,10 +32,10 @@ StorePointer open_tcp(const World& world, std::chrono::milliseconds timeout) {
     options.masterListenFd = listener.get();
   }
   try {
-    // The store's own way of waiting prints a stack trace for each failed attempt.
+    // The store's own wait prints a stack trace for each failed attempt.
     if (!options.isServer) await_listener(world.master_addr, world.master_port, Deadline(timeout));
     StorePointer store = c10::make_intrusive<c10d::TCPStore>(world.master_addr, options);
-    listener.release();  // the server owns it now
+    listener.release();  // now owned by the server
     return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + world.job, std::move(store));
   } catch (const std::exception& cause) {
     throw Error("rank " + std::to_string(world.rank) + " cannot reach " +
@@ -63,7 +63,7 @@ StorePointer open_new(const World& world, std::chrono::milliseconds timeout) {
 }
 
 /// The store that this process has opened. It outlives the Context: the launcher's socket exists only once, and a rank
-/// that makes its next Context early would connect to the server of the last one, which is about to go.
+/// that makes its next Context early would connect to the last one's server, which is about to end.
 class KeptStore {
  public:
   ~KeptStore() {

@@ -14,7 +14,7 @@ namespace lockstep {
 /// the same store, which this process keeps (and serves, if it is the server) until it ends.
 c10::intrusive_ptr<c10d::Store> open_store(const World& world, std::chrono::milliseconds timeout);
 
-/// Makes the next open_store connect again, because the server has gone.
+/// Makes the next open_store() connect again, because the server is gone.
 void forget_store();
 
 /// The address of this machine on the route to `world`'s store, to which the other machines can connect. The loopback

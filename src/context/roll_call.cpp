@@ -49,11 +49,11 @@ Introduction introduction_in(const std::string& words) {
   return one;
 }
 
-/// How long rank 0, which may serve the store, stays after an event that makes all ranks throw, so that the others find
-/// it, too.
+/// How long rank 0, which may serve the store, stays after an event that makes all ranks throw, so that the others
+/// learn of it, too.
 constexpr std::chrono::seconds kToFindOut(2);
 
-/// `values`: by rank, the settings that it has announced.
+/// `values` holds, by rank, the announced settings.
 void require_same_settings(const World& world, const c10::intrusive_ptr<c10d::Store>& store,
                            const std::vector<Setting>& settings, const std::vector<std::vector<std::string>>& values) {
   for (size_t rank = 1; rank < values.size(); ++rank)
@@ -77,7 +77,7 @@ std::chrono::milliseconds patience_of(const World& world, std::chrono::milliseco
   const std::string found = "after " + std::to_string(timeout.count() / 1000) + " s " +
                             std::to_string(world.world_size - static_cast<int>(missing.size())) + " of " +
                             std::to_string(world.world_size) + " ranks are there, missing " + list;
-  // For the launcher; -1 if they have all arrived after all.
+  // For the launcher; -1 if all have arrived after all.
   own_page().fail(RankFailure::kMissing, missing.empty() ? -1 : missing.front(), found);
   throw Error(found + "; see their output for why, or raise LOCKSTEP_JOIN_TIMEOUT_S if they start slowly");
 }
@@ -116,7 +116,7 @@ c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono
     try {
       found = shm_engine::agree_on_generation(*store, world.rank, world.world_size, patience_of(world, timeout));
     } catch (const std::exception& cause) {
-      // `sh -c "first; second"` as a rank: rank 0 may still be leaving the first program and serving its store.
+      // For `sh -c "first; second"` as a rank: rank 0 may still be leaving the first program and serving its store.
       if (!may_have_been_anothers(world) || deadline.passed()) throw_could_not_meet(cause);
       forget_store();
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -155,7 +155,7 @@ RollCall wait_for_all_ranks(const World& world, const c10::intrusive_ptr<c10d::S
   warn_of_other_processors(versions, world.rank);
   result.machines = static_cast<int>(machines.size());
   result.threads = threads_per_rank(masks, result.local_rank, cgroup_cpu_quota());
-  // The launcher's numbers win: two torchrun agents on one machine count as two.
+  // The launcher's numbers take precedence: two torchrun agents on one machine count as two.
   result.local_rank = world.local_rank.value_or(result.local_rank);
   result.local_world_size = world.local_world_size.value_or(static_cast<int>(masks.size()));
   return result;
@@ -166,11 +166,11 @@ void say_farewell(const World& world, const c10::intrusive_ptr<c10d::Store>& sto
   try {
     if (store->add("farewells", 1) == world.world_size) store->set("all_left", std::string("1"));
     store->wait({"all_left"}, timeout);
-    // The rank that serves the store leaves last, so that no other rank finds it gone.
+    // The rank that serves the store leaves last, so that no other rank loses it.
     if (store->add("gone", 1) == world.world_size) store->set("all_gone", std::string("1"));
     if (world.rank == 0) store->wait({"all_gone"}, timeout);
   } catch (const std::exception&) {
-    // A peer has ended without saying so, or needs longer; this rank's work is done in any case.
+    // A peer has ended without saying so, or needs longer; this rank's work is done anyway.
   }
 }
 

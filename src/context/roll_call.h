@@ -24,9 +24,9 @@ struct Setting {
   std::string name, value;
 };
 
-/// The store that the ranks of the world share, with keys that no earlier ranks have used: ranks of an earlier Context,
-/// or of a start that torchrun's agent had to repeat. Undefined for a world of one. Throws Error naming missing ranks
-/// after the timeout.
+/// The store that the ranks of the world share, with keys that no earlier ranks have used, neither of an earlier
+/// Context nor of a start that torchrun's agent repeated. Undefined for a world of one. Throws Error naming missing
+/// ranks after the timeout.
 /// REQUIRES: every rank calls it.
 c10::intrusive_ptr<c10d::Store> open_fresh_store(const World& world, std::chrono::milliseconds timeout);
 

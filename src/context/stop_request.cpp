@@ -16,7 +16,7 @@ std::atomic<const RankBoard*> board{nullptr};
 std::atomic<int> asked{0};
 std::atomic<pid_t> listener{0};
 
-/// For a signal that must end the run at once: it ends this process as it would any other.
+/// Ends this process as a signal that must end the run at once would end any process.
 void end_by(int signal) {
   ::signal(signal, SIG_DFL);
   ::raise(signal);  // delivered when the handler returns
@@ -59,7 +59,7 @@ bool StopRequest::heard(const Group& group) {
   const OperationLabel label("stop_requested()");
   group.all_reduce(any, ReduceOp::kMax);
   const bool stop = any.item<int>() != 0;
-  // The launcher looks there for whether this program asks, and whether it knows.
+  // The launcher reads there whether this program asks, and whether it knows.
   if (several_machines) {
     const uint64_t call = own_page().stop_calls().fetch_add(1) + 1;
     uint64_t none = 0;

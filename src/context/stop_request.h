@@ -12,7 +12,7 @@ namespace lockstep {
 /// collective.
 class StopRequest {
  public:
-  /// From now on SIGTERM and SIGUSR1 are such requests, unless the program has its own handlers.
+  /// Makes SIGTERM and SIGUSR1 such requests from now on, unless the program has its own handlers.
   StopRequest();
   /// REQUIRES: every rank calls it.
   bool heard(const Group& group);

@@ -43,7 +43,7 @@ CifarLayout layout_of_100(Split split) {
 struct CIFAR::Content {
   CifarImages images;
   int64_t label_bytes;
-  int64_t label;  // which label is the target
+  int64_t label;  // the index of the target label
   PixelValues values;
   bool as_bytes;
 };

@@ -153,7 +153,7 @@ class TarGz {
 
   void check(int code) {
     if (failure_ != nullptr) rethrow(std::exchange(failure_, nullptr));
-    // Warnings are about names in an odd encoding and the like.
+    // Warnings concern names in an odd encoding and the like.
     if (code == ARCHIVE_OK || code == ARCHIVE_WARN || code > 0) return;
     const char* why = archive_error_string(archive_.get());
     fail(path_, std::string(content_.cut_short() ? "is truncated" : "is a corrupt archive") + " after " +
@@ -168,7 +168,7 @@ class TarGz {
   std::unique_ptr<archive, int (*)(archive*)> archive_;  // last: it uses the others
 };
 
-/// The member that an entry holds, judged by its name only: "folder/member" or "./folder/member".
+/// The member in an entry, judged by its name only: "folder/member" or "./folder/member".
 std::optional<std::string> member_of(archive_entry* entry, const CifarLayout& layout) {
   const char* text = archive_entry_pathname(entry);
   if (text == nullptr) return {};

@@ -26,9 +26,9 @@ struct CifarImages {
 /// Reads all members from `path`: the archive, or a folder that holds the members, or `layout.folder`, or the archive.
 ///
 /// An archive is read in place: nothing is extracted, names in it are compared but never opened, and unpacking stops
-/// after 512 MiB. Throws Error naming the file (and the member of an archive), with expected and found, for anything
-/// that is missing, truncated, corrupt, a link, not whole records, too long, or labelled with an unknown class. Memory
-/// for a member is allocated once its size has been checked.
+/// after 512 MiB. Throws Error naming the file (and the member of an archive), with expected and found values, for
+/// anything that is missing, truncated, corrupt, a link, not whole records, too long, or labelled with an unknown
+/// class. Memory for a member is allocated only after its size has been checked.
 CifarImages read_cifar(const std::filesystem::path& path, const CifarLayout& layout);
 
 }  // namespace lockstep

@@ -47,7 +47,7 @@ std::vector<int64_t> DistributedSampler::indices() const {
   const int64_t left = dataset_size_ - start_;
   std::vector<int64_t> mine(left > 0 ? indices_of_rank(left, shard_, options_) : 0);
   for (size_t i = 0; i < mine.size(); ++i) {
-    // Only padding lies beyond the end: it starts again from the beginning.
+    // Only padding lies beyond the end, where the order starts again from the beginning.
     const int64_t place = (start_ + shard_.rank + static_cast<int64_t>(i) * shard_.world_size) % dataset_size_;
     mine[i] = options_.shuffle ? order[place] : place;
   }

@@ -12,10 +12,10 @@
 namespace lockstep::detail {
 
 /// The division of a loader's epoch: the samples of a rank, and the sizes of its batches. "Start" is always the number
-/// of places in the epoch's order that were taken before a checkpoint.
+/// of positions in the epoch's order that were taken before a checkpoint.
 class EpochPlan {
  public:
-  /// Throws c10::Error for invalid options. `tensors_are_known`: whether the tensors of a batch are.
+  /// Throws c10::Error for invalid options. `tensors_are_known`: whether the tensors of a batch are known.
   EpochPlan(int64_t dataset_size, const Shard& shard, DataLoaderOptions options, bool tensors_are_known);
 
   const DataLoaderOptions& options() const { return options_; }
@@ -26,18 +26,17 @@ class EpochPlan {
   SamplerOrder* sampler() { return sampler_ ? &*sampler_ : nullptr; }
   const SamplerOrder* sampler() const { return sampler_ ? &*sampler_ : nullptr; }
 
-  /// The number of places in the epoch's order.
+  /// The number of positions in the epoch's order.
   int64_t places() const { return sampler_ ? sampler_->size() : dataset_size_; }
-  /// The parts of the data that this rank reads: its own, or those of its virtual ranks.
+  /// The parts of the data that this rank reads: its own, or its virtual ranks'.
   std::vector<Shard> shards() const;
   int64_t shard_count() const;  ///< on all ranks together
-  /// Samples of an epoch from `start` on in each part, of which drop_last may omit some.
+  /// Samples of an epoch from `start` on in each part, some of which drop_last may omit.
   std::vector<int64_t> samples_of_shards(int64_t start) const;
 
-  /// Samples of a batch, on each rank.
   int64_t batch_size() const { return batch_size_; }
   int64_t batches_in(int64_t samples) const;
-  /// Micro-batches of a part before those of the next one.
+  /// Consecutive micro-batches of one part.
   int64_t batches_in_a_row() const { return shard_.virtual_ranks ? options_.accumulate : 1; }
 
   /// The samples of a pass, by part.

@@ -33,7 +33,7 @@ std::string hex(const uint8_t* bytes, size_t count) {
 }
 
 PlainFile::PlainFile(const std::filesystem::path& path)
-    // So as not to wait for the writer of a pipe before refusing it.
+    // O_NONBLOCK refuses a pipe without waiting for its writer.
     : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   if (!fd_) throw_errno<RefusedInput>("opening " + path.string());
   struct stat status;

@@ -1,5 +1,5 @@
-// Reads IDX files strictly: whatever the bytes, the result is either the array that the header announces or an Error.
-// Memory is bounded by the size of the file (times 1032, the most that deflate can expand).
+// Reads IDX files strictly: for any bytes, the result is either the array that the header announces or an Error. Memory
+// is bounded by the size of the file (times 1032, the most that deflate can expand).
 //
 // file_content.h provides the content, of a plain file or from a gzip stream; parse() is the same for both.
 

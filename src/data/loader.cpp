@@ -67,7 +67,7 @@ LoaderBase::LoaderBase(detail::BatchType type, int64_t dataset_size, const Shard
 
 std::shared_ptr<detail::LoaderPass> LoaderBase::begin_pass() {
   const DataLoaderOptions& options = plan_->options();
-  if (!options.exactly_once && at::GradMode::is_enabled()) loop_begins();  // else it evaluates
+  if (!options.exactly_once && at::GradMode::is_enabled()) loop_begins();  // otherwise it evaluates
   std::vector<std::vector<int64_t>> indices = plan_->indices(epoch_, start_);
   note_pass({.facts = facts_of_pass(*plan_, epoch_, start_), .rank = rank(), .world_size = world_size()});
   position_ = std::make_shared<detail::LoaderPosition>(
@@ -165,7 +165,7 @@ void LoaderBase::load_state_dict(const c10::IValue& state) {
                                    : "the checkpoint is from a DataLoader with a sampler, but this one has none");
   for (const std::string key : {"dataset_size", "seed", "shuffle", "places", "drop_last", "exactly_once"}) {
     if (!own.contains(key)) continue;
-    // States that were saved before these were in them.
+    // States saved by versions that did not have these.
     if ((key == "drop_last" || key == "exactly_once") && !given.contains(key)) continue;
     const int64_t mine = own.at(key).isBool() ? int64_t{own.at(key).toBool()} : own.at(key).toInt();
     if (value(key) != mine)
@@ -230,7 +230,7 @@ LoaderBase::Epochs::Iterator& LoaderBase::Epochs::Iterator::operator++() {
 
 LoaderBase::Epochs::~Epochs() {
   if (!under_way_) return;
-  // If the loop is left early, the current epoch is over: the next pass gets a new order.
+  // If the loop is left early, the current epoch is over, and the next pass gets a new order.
   ++loader_->epoch_;
   loader_->epoch_count_ = 0;
 }

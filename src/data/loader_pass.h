@@ -21,7 +21,7 @@ struct MadeBatch {
   double transform_seconds = 0;
 };
 
-/// The position of a pass. Shared by the pass, which advances it, and its loader, which may be asked for it.
+/// The position of a pass. Shared by the pass, which advances it, and its loader, which reports it.
 struct LoaderPosition {
   int epoch;
   int64_t start;             ///< positions in the order that were taken before the pass
@@ -32,7 +32,7 @@ struct LoaderPosition {
   LoaderStats stats = {};
 };
 
-/// A pass over batches of any type: makes them ahead of time, and hands them out in order.
+/// A pass over batches of any type: makes them ahead of time, and yields them in order.
 struct LoaderPass {
   /// A batch to be made: its shard, and the range of its indices.
   struct Item {
@@ -77,7 +77,7 @@ struct LoaderPass {
     if (virtual_ranks && !ended) virtual_ranks->leave();
   }
 
-  /// Micro-batches of the shards in turn, each time as many as make a step.
+  /// Micro-batches of the shards in turn, each time as many as form a step.
   std::vector<Item> schedule(const EpochPlan& plan) const {
     std::vector<int64_t> batches_of_shard;
     for (const auto& own : indices) batches_of_shard.push_back(plan.batches_in(static_cast<int64_t>(own.size())));
@@ -123,7 +123,7 @@ struct LoaderPass {
     position->share = share(item != nullptr ? item->count : 0);
   }
 
-  /// Called at the end of a step. The first shard has had as many samples as any.
+  /// Called at the end of a step. No shard has had more samples than the first.
   int64_t taken_by_first_shard(const Item& last) const {
     const int64_t in_a_row = virtual_ranks ? options.accumulate : 1;
     const int64_t batch_number = last.first / batch_size;

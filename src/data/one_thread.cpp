@@ -8,7 +8,7 @@ namespace {
 
 using SetThreads = void (*)(int);
 
-/// Looks up the OpenMP and MKL that LibTorch has loaded: linking another copy would set the threads of that copy.
+/// Looks up the OpenMP and MKL that LibTorch has loaded, because linking another copy would set that copy's threads.
 SetThreads find(const char* name) { return reinterpret_cast<SetThreads>(::dlsym(RTLD_DEFAULT, name)); }
 
 }  // namespace

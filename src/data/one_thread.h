@@ -2,7 +2,7 @@
 
 namespace lockstep {
 
-/// From now on, ATen's operators on this thread use only this thread. Calling it again is cheap.
+/// Makes ATen's operators on this thread use only this thread from now on. Calling it again is cheap.
 ///
 /// at::set_num_threads does not work here: every thread that starts to compute later adopts its number.
 /// c10::ParallelGuard has no effect on operators. So this sets OpenMP's and MKL's numbers, which are per thread; it

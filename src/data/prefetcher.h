@@ -20,10 +20,10 @@ namespace lockstep {
 ///
 /// Workers claim the next number, make the item without the lock, and put it into slot `number % in_flight`. A number
 /// may be claimed only while it is less than `in_flight` ahead of the consumer, so its slot is free by then. The order
-/// of items therefore never depends on which worker is faster. What `make` throws is put into the slot like an item and
+/// of items therefore never depends on the workers' speed. An exception of `make` is put into the slot like an item and
 /// thrown when its turn comes. Without workers, the consumer makes each item itself.
 ///
-/// The destructor lets the workers finish the items they are making, and joins them.
+/// The destructor lets the workers finish their current items, and joins them.
 template <typename Item>
 class Prefetcher {
  public:

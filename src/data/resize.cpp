@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-/// The values that a new value is made of: `weights` for those from `first` on.
+/// The old values that form a new value: `weights` for the values from `first` on.
 struct Taps {
   int64_t first;
   std::vector<float> weights;

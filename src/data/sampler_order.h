@@ -20,16 +20,17 @@ class SamplerOrder {
   /// Places in an epoch.
   int64_t size() const { return sampler_->size(); }
   /// The indices of that epoch's samples; repeated calls for the last epoch return the same. Throws c10::Error for
-  /// indices that the dataset does not have, and Error if it is not the order of the checkpoint.
+  /// indices that the dataset does not have, and Error if the order differs from the checkpoint's.
   std::vector<int64_t> of_epoch(int epoch);
-  /// The newest order, as a hash; 0: there is none.
+  /// A hash of the newest order; 0: none.
   int64_t hash() const { return hash_; }
 
   /// Adds to the state of a loader that has taken this many samples of an epoch.
   void insert_into(c10::impl::GenericDict& state, int64_t epoch, int64_t samples) const;
   /// Continues from the sampler's state after a whole epoch.
   void resume(const c10::IValue& now);
-  /// Continues within an epoch whose order had that hash. `before`, `now`: the sampler's states before and after it.
+  /// Continues within an epoch whose order had that hash. `before` and `now` are the sampler's states before and after
+  /// it.
   void resume_within(int epoch, int64_t hash, c10::IValue before, c10::IValue now);
 
  private:
@@ -39,11 +40,11 @@ class SamplerOrder {
   const int64_t dataset_size_;
 
   // Of the newest order.
-  int epoch_ = -1;  ///< -1: there is none
+  int epoch_ = -1;  ///< -1: none
   int64_t hash_ = 0;
   c10::IValue before_;    ///< the sampler's state before that order
   c10::IValue now_;       ///< the state to restore once the order has been made again
-  bool resumed_ = false;  ///< all of this comes from a checkpoint, and is not yet in the sampler
+  bool resumed_ = false;  ///< all of this comes from a checkpoint, and is not in the sampler yet
 };
 
 }  // namespace lockstep

@@ -32,7 +32,7 @@ TokenFile::TokenFile(const std::filesystem::path& path, TokenFileOptions options
   const auto place = [&](double share) { return static_cast<int64_t>(share * static_cast<double>(map_->size())); };
   first_ = place(options.from);
   tokens_ = std::min(place(options.to), map_->size()) - first_;
-  const int64_t last = tokens_ - options.block_length - 1;  // where the last sample may begin
+  const int64_t last = tokens_ - options.block_length - 1;  // the latest beginning of a sample
   if (last < 0)
     throw RefusedInput(path.string() + ": expected at least " + std::to_string(options.block_length + 1) +
                        " tokens in the part from " + std::to_string(options.from) + " to " +

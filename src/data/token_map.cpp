@@ -16,7 +16,7 @@ namespace {
 template <typename Token>
 void widen(const std::byte* from, int64_t count, int64_t* to) {
   for (int64_t i = 0; i < count; ++i) {
-    Token token;  // the file may begin a number at any address
+    Token token;  // a number may begin at any address
     std::memcpy(&token, from + i * static_cast<int64_t>(sizeof(Token)), sizeof(Token));
     to[i] = token;
   }

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// A file of unsigned numbers of 1, 2 or 4 bytes, lowest byte first, mapped read-only. Threads may read at once.
+/// A file of unsigned little-endian numbers of 1, 2 or 4 bytes, mapped read-only. Threads may read concurrently.
 class TokenMap {
  public:
   /// Throws Error naming the file if it cannot be read, is not a regular file, or does not consist of whole tokens.

@@ -1,5 +1,5 @@
 // Transforms on images, as plain loops: a worker has one thread, so operators on whole tensors would gain nothing and
-// would each make a temporary.
+// each make a temporary.
 
 #include <lockstep/transforms.h>
 
@@ -36,7 +36,7 @@ struct Corner {
 /// Copies `height` x `width` values of `bytes` bytes from a plane; values outside it are 0.
 void cut(const char* from, int64_t rows, int64_t columns, Corner corner, int64_t height, int64_t width, int64_t bytes,
          char* to) {
-  const int64_t left = std::clamp<int64_t>(-corner.left, 0, width);  // columns of the part before the plane begins
+  const int64_t left = std::clamp<int64_t>(-corner.left, 0, width);  // columns of the part to the left of the plane
   const int64_t inside = std::clamp<int64_t>(columns - corner.left, left, width);
   for (int64_t y = 0; y < height; ++y, to += width * bytes) {
     const int64_t row = corner.top + y;
@@ -59,7 +59,7 @@ uint64_t Random::next() { return scramble(state_ += kGoldenStep); }
 
 int64_t Random::below(int64_t limit) {
   TORCH_CHECK(limit > 0, "Random::below(", limit, "): expected at least 1");
-  // As in permutation.h: low words that would favour some numbers are drawn again.
+  // As in permutation.h: low words that would favour some numbers are redrawn.
   using Product = unsigned __int128;
   const auto range = static_cast<uint64_t>(limit);
   Product product = Product{next()} * range;

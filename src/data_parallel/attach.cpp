@@ -19,7 +19,7 @@
 #include "rank_page/operation_label.h"
 #include "reducer/sharded_parameters.h"
 
-// Attaching to a module, and attaching again after an edit.
+// Attaching to a module, and re-attaching after an edit.
 
 namespace lockstep {
 namespace {
@@ -71,7 +71,7 @@ BucketLimits limits_of(const DistributedDataParallelOptions& options) {
           static_cast<int64_t>(std::min(options.bucket_cap_mb * kMebibyte, kMost))};
 }
 
-/// A module lists every tensor once, under one name; a list that the user passes may not.
+/// A module lists every tensor once, under one name; a user's list may not.
 void check_distinct(const NamedTensors& parameters) {
   std::unordered_map<std::string, const c10::TensorImpl*> by_name;
   std::unordered_map<const c10::TensorImpl*, std::string> by_tensor;
@@ -86,7 +86,6 @@ void check_distinct(const NamedTensors& parameters) {
   }
 }
 
-/// Throws on all ranks if `trouble` is not empty on one of them.
 /// The result of `body`, or the text of its exception.
 std::string problem_or_failure_of(const std::function<std::string()>& body) {
   try {
@@ -167,7 +166,7 @@ NamedTensors Replica::State::to_follow(const NamedTensors& parameters) const {
   for (const auto& name : delayed)
     TORCH_CHECK(std::any_of(parameters.begin(), parameters.end(), [&](const auto& p) { return p.first == name; }),
                 "delay_all_reduce_named_params names ", name, ", which is not a parameter of the module");
-  // The plan goes through the parameters backwards.
+  // The plan traverses the parameters backwards.
   std::stable_partition(followed.begin(), followed.end(), [&](const auto& p) { return contains(delayed, p.first); });
   return followed;
 }
@@ -218,8 +217,8 @@ std::unique_ptr<Reducer> Replica::State::make_counted_reducer(
   auto made = make_reducer(followed, from);
   if (!from.is_list()) return made;
   count(1);
-  for (auto& [tensor, number] : handles) number += 3;  // the list's, that of `known` and that of `trained`
-  // A hook of the reducer that goes holds the node that accumulates, and with it a handle that the new one takes over.
+  for (auto& [tensor, number] : handles) number += 3;  // of the list, `known` and `trained`
+  // A hook of the old reducer holds the node that accumulates, and with it a handle that the new reducer takes over.
   for (const AttachedModel::Known& one : attached.known())
     if (const auto found = handles.find(one.tensor.unsafeGetTensorImpl()); found != handles.end() && one.followed)
       ++found->second;
@@ -233,7 +232,7 @@ std::string Replica::State::problem_of(const AttachedModel::Tensors& now, const 
         return (list == &now.parameters ? "parameter " : "buffer ") + name +
                " has several elements in one place of memory (expand()), so it cannot be set to another rank's values; "
                "clone() it, or name it in parameters_to_ignore";
-  if (reducer != nullptr) return "";  // what is ignored may go later
+  if (reducer != nullptr) return "";  // ignored tensors may be removed later
   if (std::string trouble = trouble_of(shared_weights_in(storages_of(tensors_of(now.parameters)))); !trouble.empty())
     return trouble;
   const NamedTensors all_parameters = from.parameters(), all_buffers = from.buffers();

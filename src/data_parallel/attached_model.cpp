@@ -14,8 +14,8 @@ std::string refresh_advice(const char* kind, const std::string& name, const char
   return c10::str(kind, " ", name, " ", what, " after DistributedDataParallel attached; call refresh() on all ranks");
 }
 
-/// The first tensor of `now` that is not among those of `before`, else the first of `before` that is gone; "" if they
-/// are the same tensors.
+/// The first tensor of `now` that is not in `before`, else the first of `before` that is gone; "" if they hold the same
+/// tensors.
 std::string edit_of(const char* kind, const NamedTensors& before, const NamedTensors& now) {
   const auto holds = [](const NamedTensors& list, const at::Tensor& tensor) {
     return std::any_of(list.begin(), list.end(), [&](const auto& named) { return named.second.is_same(tensor); });
@@ -121,7 +121,7 @@ std::string AttachedModel::inspect() {
   for (const Known& one : known_) parameters.emplace_back(one.name, one.tensor);
   std::string edit = edit_of("parameter", parameters, parameters_of(*source_));
   if (edit.empty()) edit = edit_of("buffer", buffers_, buffers_of(*source_));
-  if (edit.empty()) {  // only layers without tensors came or went, or everything is as before
+  if (edit.empty()) {  // only layers without tensors were added or removed, or nothing changed
     source_->remember();
     seen_.edited = false;
     strangers_.clear();

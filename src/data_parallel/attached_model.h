@@ -39,8 +39,8 @@ class AttachedModel {
     std::unordered_map<const c10::TensorImpl*, size_t> handles{};  ///< of this library, on a list's tensors
   };
 
-  /// `ignored`: names of tensors to leave alone. `unfollowed`: called in a backward that reaches a parameter which is
-  /// not followed. `watches_untrained`: true on one rank.
+  /// `ignored` names tensors to leave alone. `unfollowed` is called in a backward that reaches a parameter that is not
+  /// followed. `watches_untrained` is true on one rank.
   AttachedModel(const std::vector<std::string>& ignored, std::function<void()> unfollowed, bool watches_untrained)
       : ignored_(ignored), unfollowed_(std::move(unfollowed)), watches_untrained_(watches_untrained) {}
 
@@ -56,24 +56,22 @@ class AttachedModel {
   /// Attaches these tensors. `from`: null, or another source.
   void attach(std::unique_ptr<Source> from, const Tensors& now);
 
-  /// Of the followed parameters that the last inspect() found frozen: a hash, 0 if there was none.
+  /// A hash of the followed parameters that the last inspect() found frozen; 0 if there were none.
   uint64_t frozen() const { return seen_.frozen; }
-  /// The names of those that are frozen now.
   std::vector<std::string> frozen_names() const;
-  /// The changes made to the model since attach(), or the trouble that was left; empty if none.
+  /// The changes to the model since attach(), or the trouble set by leave(); empty if none.
   std::string inspect();
-  /// inspect() reports the trouble of these weights while there is one.
+  /// Makes inspect() report the trouble of these weights while it lasts.
   void leave(std::shared_ptr<const SharedWeights> wrong) { left_ = std::move(wrong); }
   /// Announces tensors that the source is about to hold: inspect() checks that it does, and a backward that reaches
-  /// nothing but them is noticed.
+  /// only them is noticed.
   void expect(const std::vector<at::Tensor>& tensors);
   /// Sets alarms on parameters of the module that are not followed. Called before a backward.
   void watch_strangers();
-  /// A parameter of a list that only this library still holds, so that nobody can train it; empty if there is none.
+  /// A parameter of a list that only this library still holds, so that it cannot be trained; empty if none.
   std::string left_behind() const;
-  /// The derived object has one more handle on each of these; null: it has handed them out.
+  /// The derived object has one more handle on each of these tensors; null: it has handed them out.
   void set_kept_list(const NamedTensors* list);
-  /// UntrainedWatch::after_reduction(), after a reduction.
   std::string untrained_warning() { return untrained_.after_reduction(); }
 
  private:
@@ -89,14 +87,14 @@ class AttachedModel {
   std::vector<Known> known_;
   NamedTensors buffers_;
   NamedTensors trained_;
-  std::unordered_set<const c10::TensorImpl*> impls_;  ///< of known and buffers
+  std::unordered_set<const c10::TensorImpl*> impls_;  ///< of known parameters and buffers
   std::unordered_set<const c10::TensorImpl*> kept_list_;
   std::shared_ptr<const SharedWeights> left_;  ///< or null
   struct Seen {
-    bool edited = false;  ///< the source has reported an edit; it is not asked again
+    bool edited = false;  ///< the source has reported an edit, and is not asked again
     uint64_t frozen = 0;  ///< see frozen()
   } seen_;
-  // Without these, a backward that reaches one of them but nothing that is followed would go unnoticed.
+  // Without these, a backward that reaches one of them but no followed parameter would go unnoticed.
   std::vector<std::unique_ptr<GradientAlarm>> frozen_;     ///< known but not followed: may be unfrozen
   std::vector<std::unique_ptr<GradientAlarm>> strangers_;  ///< added since
   UntrainedWatch untrained_;

@@ -9,9 +9,9 @@ namespace lockstep {
 namespace {
 
 constexpr uint64_t kStepsKept = 3;
-/// Allowed on top of twice a step's blocks: steps that take few blocks may differ by some.
+/// Allowed in addition to twice a step's blocks, because steps that take few blocks may vary a little.
 constexpr uint64_t kFewTaken = 16;
-/// A step's blocks until the first step has ended: more than most steps take.
+/// A step's blocks until the first step has ended; most steps take fewer.
 constexpr uint64_t kUnknown = 1024;
 
 size_t rounded_up(size_t bytes) {
@@ -27,7 +27,7 @@ void* BlockCache::take(size_t bytes) {
   if (++taken_in_step_ > 2 * (usual_blocks_ == 0 ? kUnknown : usual_blocks_) + kFewTaken) advance();
   void* block = nullptr;
   if (const auto kept = kept_.find(size); kept != kept_.end()) {
-    block = kept->second.back().block;  // the one that was used last is most likely in the processor's caches
+    block = kept->second.back().block;  // the one used last is most likely in the processor's caches
     kept->second.pop_back();
     if (kept->second.empty()) kept_.erase(kept);
     sizes_.kept -= size;
@@ -62,7 +62,7 @@ void BlockCache::give_back(void* block) {
 
 void BlockCache::end_step() {
   const MutexLock lock(mutex_);
-  // Steps differ: a backward that only accumulates takes fewer. The largest of the recent ones counts.
+  // Steps vary: a backward that only accumulates takes fewer blocks. The largest of the recent ones counts.
   usual_blocks_ = std::max(taken_in_step_, usual_blocks_ - usual_blocks_ / 8);
   advance();
 }

@@ -14,8 +14,8 @@ namespace lockstep {
 /// and fresh memory from the kernel costs a page fault for every page.
 ///
 /// Sizes are rounded up to eighths of a power of two. Blocks are never split or joined, so none becomes a hole that is
-/// slightly too small, which is what keeping memory costs in a heap. Memory in use and memory kept add up to at
-/// most 1.5 times the largest amount ever in use at once. Any thread may use it.
+/// slightly too small, as in a heap that keeps memory. Memory in use and kept memory add up to at most 1.5 times the
+/// largest amount ever in use at once. Any thread may use it.
 class BlockCache {
  public:
   static constexpr size_t kSmallest = size_t{1} << 20;  ///< below this size a heap is as good
@@ -31,13 +31,13 @@ class BlockCache {
   bool owns(const void* block) const;
   void give_back(void* block);
 
-  /// Ends a step. Blocks unused for three steps go back to the kernel. A program that stops training and only evaluates
-  /// no longer calls this: then each time twice a step's number of blocks has been taken counts as a step.
+  /// Ends a step. Blocks unused for three steps are returned to the kernel. A program that only evaluates no longer
+  /// calls this; then a step ends whenever twice a step's number of blocks has been taken.
   void end_step();
 
-  /// Kept memory goes back to the kernel now.
+  /// Returns kept memory to the kernel now.
   void release();
-  /// False: that, and so does every block given back from now on. A new cache keeps.
+  /// False: release(), and return every block from now on. A new cache keeps.
   void keep(bool on);
 
   Sizes sizes() const;
@@ -51,7 +51,7 @@ class BlockCache {
     void* block;
     uint64_t step;  ///< in which it was given back
   };
-  using KeptBySize = std::map<size_t, std::vector<Kept>>;  ///< of each the oldest first
+  using KeptBySize = std::map<size_t, std::vector<Kept>>;  ///< each with the oldest first
 
   void* map_anew(size_t bytes) LOCKSTEP_REQUIRES(mutex_);
   void advance() LOCKSTEP_REQUIRES(mutex_);

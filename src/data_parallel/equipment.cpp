@@ -47,7 +47,7 @@ std::vector<at::Tensor> pieces_of_gradients(const Reducer& reducer, const NamedT
   return pieces;
 }
 
-/// Of gradients on the CPU the same bits as a step that ranks share out finds.
+/// For CPU gradients, gives the same bits as a step that ranks share.
 double norm_of(const NamedTensors& followed, const std::vector<at::Tensor>& others,
                const std::vector<at::Tensor>& pieces, double type) {
   if (std::all_of(pieces.begin(), pieces.end(), GradientNorm::takes)) {
@@ -63,7 +63,7 @@ double norm_of(const NamedTensors& followed, const std::vector<at::Tensor>& othe
   return at::norm(at::stack(norms), type).item<double>();
 }
 
-/// A hook that differs on one rank would send something else, or reduce something else from the same gradients.
+/// A hook that differs on one rank would send different data, or reduce the same gradients differently.
 void check_same_hook(const Group& group, const CommHook* hook) {
   if (group.world_size() == 1) return;
   const OperationLabel label("register_comm_hook()");

@@ -14,10 +14,11 @@ namespace {
 /// The least number of blocks per thread.
 constexpr int64_t kBlocksOfAThread = 32;
 
-/// A NaN stays.
+/// Propagates NaN.
 double larger(double a, double b) { return a > b || std::isnan(a) ? a : b; }
 
-/// Goes through the elements in eight lanes, as a vector would; `add` gives a lane's next value, `join` that of two.
+/// Processes the elements in eight lanes, as a vector would. `add` gives a lane's next value, `join` combines two
+/// lanes.
 template <typename T, typename Add, typename Join>
 double fold(const T* elements, int64_t count, const Add& add, const Join& join) {
   constexpr int64_t kLanes = 8;

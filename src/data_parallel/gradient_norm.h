@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// The norm of CPU gradients, as one vector. Each gradient counts in blocks of kBlock elements, in memory order; the
-/// blocks are added one after the other. So the bits do not depend on which rank or thread computes which block.
+/// The norm of CPU gradients, as one vector. Each gradient counts in blocks of kBlock elements, in memory order, and
+/// the blocks are added one after the other. So the bits do not depend on which rank or thread computes which block.
 class GradientNorm {
  public:
   static constexpr int64_t kBlock = 2048;
@@ -21,7 +21,6 @@ class GradientNorm {
 
   /// The contribution of a block of up to kBlock elements: the sum of |x|^type, or the largest |x|.
   double of_block(at::ScalarType dtype, const void* elements, int64_t count) const;
-  /// Adds the next block.
   void add(double block);
   /// Adds all blocks of a gradient that takes() accepts.
   void add(const at::Tensor& gradient);

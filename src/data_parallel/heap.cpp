@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-// The largest value that glibc adapts this threshold to by itself, and the largest that it accepts. Setting one of the
+// The largest value to which glibc adapts this threshold by itself, and the largest that it accepts. Setting one of the
 // two thresholds ends that adaptation, so both are set.
 constexpr int kMmapThreshold = 32 << 20;
 

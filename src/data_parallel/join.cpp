@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// Puts the reducer into join() for as long as this object exists.
+/// While it lives, the reducer is within join().
 class JoiningReducer {
  public:
   JoiningReducer(Reducer& reducer, const JoinOptions*& join, const JoinOptions& options)
@@ -66,7 +66,7 @@ void Replica::join(const std::function<void()>& body, const JoinOptions& options
   const JoiningStatistics joining_statistics(state.join.statistics, state.group);
   state.join.last_active.assign(static_cast<size_t>(count), true);
   body();
-  // The others' reductions show who still has inputs; join() ends with the round in which no rank has any. Each
+  // The others' reductions show which ranks still have inputs; join() ends with the round in which none has any. Each
   // reduction is preceded by the batch norms of its forward and backward.
   while (true) {
     if (state.join.statistics) state.join.statistics->serve();

@@ -67,8 +67,8 @@ void Replica::set_weight(double weight) {
 
 namespace {
 
-/// Throws on all ranks if a parameter lies in memory that ranks share on some ranks only: the others would write where
-/// that rank no longer reads.
+/// Throws on all ranks if a parameter lies in shared memory on some ranks only: the others would write where that rank
+/// no longer reads.
 void check_places(const Group& group, const std::vector<AttachedModel::Known>& parameters, int root) {
   std::string shared;
   for (const auto& one : parameters) shared += is_owned_together(one.tensor) ? '1' : '0';

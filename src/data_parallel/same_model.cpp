@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-/// In which order its elements lie: gradients are added as they do.
+/// Describes the memory order of its elements, in which gradients are added.
 std::string order_of(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense() || tensor.is_contiguous()) return "";
   std::ostringstream text;
@@ -36,10 +36,10 @@ std::string describe(const NamedTensors& tensors, const std::function<std::strin
   return text.str();
 }
 
-/// Before the text of a rank whose weights are wrong, in place of its lines.
+/// Precedes the text of a rank whose weights are wrong, which replaces its lines.
 constexpr char kTrouble = '!';
 
-/// Every rank compares everything, so all find the same difference or none; a model has a few thousand lines at most.
+/// Every rank compares everything, so all find the same difference or none. A model has a few thousand lines at most.
 void compare_lines(const std::string& kind, const std::vector<std::string>& lines, const char* before) {
   const std::string difference = first_difference(kind, lines);
   if (difference.empty()) return;

@@ -17,7 +17,7 @@ NamedTensors each_once(NamedTensors tensors) {
   return tensors;
 }
 
-/// Empty unless the module is one of LibTorch's: a program's own description may legitimately differ by rank.
+/// Empty unless the module is one of LibTorch's: a program's own descriptions may legitimately differ by rank.
 std::string line_of(const std::string& name, const torch::nn::Module& module) {
   std::ostringstream text;
   module.pretty_print(text);

@@ -14,17 +14,17 @@ struct Module;
 
 namespace lockstep {
 
-/// A replica's view of its model: lists the parameters and buffers that the model holds now. A tensor that a module
-/// holds under several names is listed once, under the first. A list that the user passed is returned unchanged.
+/// A replica's view of its model: lists the parameters and buffers that the model holds now. A tensor with several
+/// names in a module is listed once, under the first. A list that the user passed is returned unchanged.
 class Source {
  public:
   virtual ~Source() = default;
   virtual NamedTensors parameters() const = 0;
   virtual NamedTensors buffers() const { return {}; }
   virtual bool is_training() const { return true; }
-  /// LibTorch's layers with their options, one per line: what ranks must have in common besides tensors.
+  /// LibTorch's layers with their options, one per line, which ranks must have in common besides tensors.
   virtual std::string layers() const { return ""; }
-  /// Whether it is a list that the user passed: replacements of its tensors cannot be detected.
+  /// Whether it is a list that the user passed, in which replaced tensors cannot be detected.
   virtual bool is_list() const { return false; }
 
   /// Whether layers, parameters or buffers were added, replaced or removed since remember(). Each call inspects the

@@ -23,7 +23,7 @@ void Synchronization::follow_buffers() {
 
 void Synchronization::after_reduction(const std::vector<Facts>& ranks, bool step_looked) {
   if (is_void(ranks)) ++void_steps_;
-  // The forward of a batch that is skipped may have left anything in the buffers.
+  // The forward of a skipped batch may have left anything in the buffers.
   std::vector<bool> active, took_part;
   for (const Facts& facts : ranks) active.push_back(facts.active), took_part.push_back(facts.took_part());
   const bool all = std::find(active.begin(), active.end(), false) == active.end();
@@ -88,7 +88,7 @@ void Synchronization::check_buffers(bool as_left) const {
   const auto is_there = [&](const std::string& name) {
     return std::any_of(buffers.begin(), buffers.end(), [&](const auto& named) { return named.first == name; });
   };
-  // Each rank's batches have statistics of their own.
+  // Each rank's batches have different statistics.
   const auto is_of_batch_norm = [&](const std::string& name) {
     const std::string layer = name.substr(0, name.rfind('.') + 1), last = name.substr(layer.size());
     return (last == "running_mean" || last == "running_var" || last == "num_batches_tracked") &&

@@ -17,17 +17,17 @@ namespace lockstep {
 /// Keeps parameters and buffers equal on all ranks, apart from the reduction of gradients.
 class Synchronization {
  public:
-  /// The arguments outlive the object.
+  /// REQUIRES: the arguments outlive the object.
   Synchronization(const Group& group, const DistributedDataParallelOptions& options, const AttachedModel& model)
       : group_(group), options_(options), model_(model) {}
 
-  /// The buffers have changed. TORCH_CHECK fails for a policy that is impossible with virtual ranks.
+  /// Call it when the set of buffers has changed. TORCH_CHECK fails for a policy that is impossible with virtual ranks.
   void follow_buffers();
   /// Null unless there are several virtual ranks and buffers.
   VirtualBuffers* virtual_buffers() const { return virtual_buffers_.get(); }
 
   /// Called on all ranks after each reduction in which any rank had inputs. `step_looked`: an optimizer that takes the
-  /// sum has checked the parameters before it wrote those of all ranks.
+  /// sum has checked the parameters before it wrote all ranks'.
   void after_reduction(const std::vector<Facts>& ranks, bool step_looked);
   /// See Replica::check_divergence_every().
   void check_every(int n_steps, bool buffers_as_left);
@@ -40,13 +40,13 @@ class Synchronization {
   void check_divergence() const;
   /// Replaces the tensors by their weighted mean over the ranks; those without a mean follow `root`.
   void average(const NamedTensors& tensors, double share, int root) const;
-  /// Number of steps that skip_step() has made void.
+  /// The number of steps made void by skip_step().
   int64_t void_steps() const { return void_steps_; }
 
  private:
   /// Copies buffers from ranks for which `counts` is true.
   void synchronize_buffers(const std::vector<bool>& counts) const;
-  /// Checks the buffers. `as_left`: those that every rank computes alike.
+  /// Checks the buffers. `as_left`: only those that every rank computes alike.
   void check_buffers(bool as_left) const;
   NamedTensors named_parameters() const;
 

@@ -18,20 +18,20 @@
 namespace lockstep {
 namespace {
 
-/// Of the whole process. Never destroyed: tensors may be freed after main().
+/// Of the whole process. Never destroyed, because tensors may be freed after main().
 struct Kept {
   BlockCache cache;
   std::atomic<bool> on{false};  ///< tensors get blocks of the cache
 
   struct Owner {
     const TensorMemory* memory;
-    uint64_t last = 0;     ///< its last step, as counted in `steps`
-    bool stepped = false;  ///< since the last time that all had
+    uint64_t last = 0;     ///< the owner's last step, as counted in `steps`
+    bool stepped = false;  ///< has stepped since all owners last had
   };
   Mutex mutex;
   std::vector<Owner> owners LOCKSTEP_GUARDED_BY(mutex);
   uint64_t steps LOCKSTEP_GUARDED_BY(mutex) = 0;  ///< of all owners together
-  bool heap LOCKSTEP_GUARDED_BY(mutex) = false;   ///< malloc keeps what is freed
+  bool heap LOCKSTEP_GUARDED_BY(mutex) = false;   ///< malloc keeps freed memory
 };
 
 Kept& kept() {
@@ -39,7 +39,8 @@ Kept& kept() {
   return *all;
 }
 
-// Around fork(), so that no other thread holds a lock in the child. Not analysed: each leaves locks as it found none.
+// Called around fork(), so that no other thread holds a lock in the child. Not analysed: each function leaves locks
+// held or free for the other.
 void lock_all() LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS {
   kept().mutex.lock();
   kept().cache.lock();
@@ -75,8 +76,8 @@ class KeepingAllocator final : public c10::Allocator {
   }
 };
 
-/// Replaces LibTorch's own allocator, for good, because tensors of this one may be freed at any time. Returns false if
-/// the user has installed another.
+/// Replaces LibTorch's own allocator permanently, because its tensors may be freed at any time. Returns false if the
+/// user has installed another.
 bool install() {
   static KeepingAllocator* const allocator = new KeepingAllocator;
   if (c10::GetCPUAllocator() == allocator) return true;
@@ -87,7 +88,7 @@ bool install() {
   return true;
 }
 
-/// An owner that has not stepped during this many steps of all together is idle: the others no longer wait for it.
+/// An owner that has not stepped during this many steps of all owners is idle, and the others no longer wait for it.
 constexpr uint64_t kIdleAfter = 64;
 
 }  // namespace
@@ -102,7 +103,7 @@ TensorMemory::TensorMemory(bool keep) : keeps_(keep) {
   if (!all.heap || !install()) return;
   all.cache.keep(true);
   all.on = true;
-  // Large tensors have left holes in the heap that nothing it holds from now on would fill.
+  // Large tensors have left holes in the heap that nothing allocated later would fill.
   ::malloc_trim(0);
 }
 

@@ -3,24 +3,23 @@
 namespace lockstep {
 
 /// While one exists, freed memory of CPU tensors of 1 MiB and more is kept for later tensors (BlockCache), and malloc
-/// keeps the rest (keep_freed_memory). When the last one is destroyed, all kept memory goes back to the kernel. This
-/// affects the whole process. It changes nothing if the user has set malloc's environment variables, if malloc is not
-/// glibc's, or, for tensors, if LibTorch's CPU allocator has been replaced. Any thread may use it.
+/// keeps the rest (keep_freed_memory). Destroying the last one returns all kept memory to the kernel. This affects the
+/// whole process. It has no effect if the user has set malloc's environment variables, if malloc is not glibc's, or,
+/// for tensors, if LibTorch's CPU allocator has been replaced. Any thread may use it.
 class TensorMemory {
  public:
-  /// `keep` = false: this object does nothing.
+  /// If `keep` is false, this object does nothing.
   explicit TensorMemory(bool keep);
   ~TensorMemory();
   TensorMemory(const TensorMemory&) = delete;
   TensorMemory& operator=(const TensorMemory&) = delete;
 
-  /// Ends the owner's step. Memory unused for three steps goes back to the kernel. With several owners, these are steps
-  /// of the slowest: a generator that steps once for every five steps of its critic must find its memory again.
+  /// Ends the owner's step. Memory unused for three steps is returned to the kernel. With several owners, the slowest
+  /// one's steps count: a generator that steps once for every five steps of its critic must find its memory again.
   void end_step();
 
-  /// Returns all memory that is kept, and the free memory of malloc's heap, holes included, to the kernel. For use
-  /// after freeing memory that no step will need again, such as a model's parameters that have moved elsewhere. Does
-  /// nothing without an object.
+  /// Returns all kept memory, and the free memory of malloc's heap, holes included, to the kernel. Use it after freeing
+  /// memory that no step will need again, such as a model's moved parameters. Does nothing without an object.
   static void release();
 
  private:

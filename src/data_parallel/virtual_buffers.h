@@ -12,8 +12,8 @@
 namespace lockstep {
 
 /// A module's buffers (running statistics) on a rank that works for several virtual ranks. Each virtual rank's forward
-/// starts from the buffers as they were before the step. After the step they are those of the first virtual rank that
-/// took part, as if each were a process of its own.
+/// starts from the buffers before the step. After the step the buffers are the first participating virtual rank's, as
+/// if each were a separate process.
 ///
 /// The buffers are saved at the end of a step, and again before the next step's first forward: when a loader enters the
 /// first micro-batch, or at the first call of the model.
@@ -22,7 +22,7 @@ class VirtualBuffers {
   VirtualBuffers(const NamedTensors& buffers, const std::shared_ptr<VirtualRanks>& ranks);
 
   void before_forward();
-  /// A virtual rank has computed its gradients, or was skipped. `last`: this rank's last one in the step.
+  /// Tells that a virtual rank has computed its gradients, or was skipped. `last`: this rank's last one in the step.
   void virtual_rank_done(bool took_part, bool last);
   /// Ends the step: the buffers become those of the first virtual rank that took part.
   void step_done();

@@ -10,7 +10,7 @@
 
 namespace lockstep::detail {
 
-/// What a ShardedInitialization leaves in a layer until a FullyShardedDataParallel takes it.
+/// State that a ShardedInitialization leaves in a layer until a FullyShardedDataParallel takes it.
 struct EarlyUnit {
   std::shared_ptr<const fully_sharded::MachineGroups> groups;
   fully_sharded::Unit unit;

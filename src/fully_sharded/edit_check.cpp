@@ -8,7 +8,7 @@
 namespace lockstep::fully_sharded {
 namespace {
 
-/// Begins a line of Walk::lines that says how the module was edited.
+/// Begins a line of Walk::lines that describes an edit of the module.
 constexpr std::string_view kEdited = "edited: ";
 
 }  // namespace

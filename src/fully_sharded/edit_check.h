@@ -14,33 +14,34 @@
 
 namespace lockstep::fully_sharded {
 
-/// Finds what a program has edited by itself: the module, parameters, parts and their gradients.
+/// Finds edits by the program: of the module, parameters, parts and their gradients.
 class EditCheck {
  public:
-  /// What a walk through the module finds.
+  /// The findings of a walk through the module.
   struct Walk {
-    std::string lines;  ///< that must be the same on all ranks: which model it is, and what was frozen or edited
+    std::string lines;  ///< must be the same on all ranks: identify the model, and what was frozen or edited
     std::vector<Unit::Parameter*> trained;  ///< as trained()
   };
 
-  /// `model`: its number among the group's models. The units have been made.
+  /// `model` is its number among the group's models.
+  /// REQUIRES: the units have been made.
   EditCheck(std::shared_ptr<torch::nn::Module> module, std::deque<Unit>& units, int model);
 
-  /// What the model trains, in the order of the module.
+  /// The parameters that the model trains, in the order of the module.
   std::vector<Unit::Parameter*> trained() const;
-  /// TORCH_CHECK fails if the module did not have it when the model was made.
+  /// TORCH_CHECK fails if the module did not have the tensor when the model was made.
   Unit::Parameter& parameter_of(const at::Tensor& tensor) const;
 
-  /// TORCH_CHECK fails if something else than the library has changed a parameter or a part.
+  /// TORCH_CHECK fails if other code than the library has changed a parameter or a part.
   void check_unchanged() const;
-  /// The same, also for a module that was edited. Walks through it.
+  /// check_unchanged(), including edits of the module. Walks through the module.
   void check_module();
-  /// Of the last check_module().
+  /// The findings of the last check_module().
   const Walk& walk() const { return walk_; }
-  /// What is wrong if something else than the library has changed gradients between the last backward and `call`; empty
-  /// if nothing has.
+  /// Describes gradients that other code than the library has changed between the last backward and `call`; empty if
+  /// none.
   std::string trouble_of_gradients(const std::string& call) const;
-  /// A parameter that has a gradient and that no optimizer steps; empty if there is none.
+  /// A parameter with a gradient that no optimizer steps; empty if none.
   std::string trouble_of_unstepped() const;
 
  private:

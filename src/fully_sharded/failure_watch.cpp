@@ -11,7 +11,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kOthers{1000};  ///< for what the others say
+constexpr milliseconds kOthers{1000};  ///< time to wait for the others' reports
 constexpr milliseconds kPause{10};
 
 }  // namespace
@@ -53,7 +53,7 @@ void FailureWatch::tell(const std::string& trouble) noexcept {
     std::vector<int> ranks;
     for (int rank = 0; rank < all.world_size(); ++rank) ranks.push_back(state_of(all).number_of_all(rank));
     watch_->end(ranks, "rank " + std::to_string(all.rank()) + ": " + trouble);
-  } catch (const std::exception&) {  // the store has gone with a rank or the launcher, of which the engines tell
+  } catch (const std::exception&) {  // the store is gone with a rank or the launcher, which the engines report
   }
 }
 

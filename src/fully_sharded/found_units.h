@@ -11,21 +11,23 @@
 
 namespace lockstep::fully_sharded {
 
-/// What a module's units are.
+/// The units of a module.
 struct FoundUnits {
   struct Found {
     std::string name;
-    detail::UnitBase* layer;  ///< null: the rest
+    detail::UnitBase* layer;  ///< null: the remaining parameters
     NamedTensors parameters;
   };
-  std::vector<Found> units;  ///< the rest, if there is one, is the last
+  std::vector<Found> units;  ///< the remaining parameters, if any, are the last unit
 };
 
-/// The parameters of a layer that is to be a unit, called `name` in messages. Throws on all ranks if it cannot be one,
-/// or the ranks' layers differ. Every rank calls it.
+/// The parameters of a layer that is to be a unit; messages call it `name`. Throws on all ranks if it cannot be one, or
+/// if the ranks' layers differ.
+/// REQUIRES: every rank calls it.
 NamedTensors parameters_of_unit(const torch::nn::Module& layer, const std::string& name, const Group& group);
 
-/// Throws on all ranks if the module is none that can be sharded, or the ranks' modules differ. Every rank calls it.
+/// Finds the units. Throws on all ranks if the module cannot be sharded, or if the ranks' modules differ.
+/// REQUIRES: every rank calls it.
 FoundUnits find_units(const torch::nn::Module& module, const Group& group);
 
 }  // namespace lockstep::fully_sharded

@@ -34,7 +34,7 @@ void check_same_limits(const std::vector<std::string>& arguments) {
                 ". Every rank must give the same arguments, and clear the same gradients");
 }
 
-/// Throws on all ranks if they were given states that differ, which a few elements of each tensor tell.
+/// Throws on all ranks if their states differ, judged by a few elements of each tensor.
 void check_same_state(const Group& group, const StateDict& state) {
   std::string lines;
   for (const auto& item : state) lines += item.key() + " " + std::to_string(sample_of(item.value())) + '\n';
@@ -252,7 +252,7 @@ void FullySharded::State::read_all(const char* call,
   std::unordered_map<const Unit::Parameter*, size_t> unit_of;
   for (size_t number = 0; number < units_.size(); ++number)
     for (const Unit::Parameter& parameter : units_[number].parameters()) unit_of.emplace(&parameter, number);
-  std::optional<size_t> there;  // a unit's parameters follow each other in the module
+  std::optional<size_t> there;  // a unit's parameters are consecutive in the module
   at::Tensor memory;
   for (const auto& item : module_->named_parameters()) {
     if (!item.value().defined()) continue;

@@ -24,9 +24,9 @@ Gathering::Gathering(const MachineGroups& groups, std::deque<Unit>& units, UseCh
 Gathering::~Gathering() {
   for (Slot& slot : slots_) {
     if (!slot.under_way) continue;
-    try {  // nobody may write into memory that goes
+    try {  // no transfer may write into memory that is being freed
       slot.under_way->rows.wait();
-    } catch (const std::exception&) {  // whoever trains has been told already, or does not any more
+    } catch (const std::exception&) {  // the training code has been told already, or no longer exists
     }
   }
 }
@@ -72,7 +72,7 @@ Gathering::Slot& Gathering::bring(size_t unit, What what) {
   Slot* slot = slot_of(unit);
   const bool expected = slot != nullptr;
   if (expected) finish(*slot);
-  // All ranks of the machine have left the unit before, and their rails' pieces of this one are there.
+  // All ranks of the machine have left the previous unit, and their rails' pieces of this one have arrived.
   if (groups_.here() != nullptr) check_.meet(*groups_.here(), unit, what);
   if (!expected) {
     slot = &free_slot(unit, {});
@@ -104,7 +104,7 @@ void Gathering::use(size_t number, What what, bool learn) {
   const Use use{what, number};
   if (open_ && *open_ != number) close(*open_);
   if (learn && learned_last_) learned_[*learned_last_] = use;
-  // Until backward has been seen it is taken to go the way of forward, in reverse.
+  // Until a backward has been seen, it is assumed to use the units of forward in reverse.
   if (learn && learned_last_ && what == What::kForward && learned_last_->first == What::kForward)
     learned_.try_emplace({What::kBackward, number}, Use{What::kBackward, learned_last_->second});
   if (learn) learned_last_ = use;

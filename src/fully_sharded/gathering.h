@@ -14,16 +14,16 @@
 
 namespace lockstep::fully_sharded {
 
-/// Brings units together from the machines' parts, some ahead of the one in use.
+/// Gathers units from the machines' parts, some ahead of the one in use.
 ///
-/// There are slots of memory that a machine's ranks share, for the unit in use and those ahead, each as large as the
-/// largest unit, whatever the number of units: a unit that was used gives its slot up. Units that stay gathered have a
-/// slot each. Before a rank uses a unit it meets the others of its machine; then none of them still reads a unit
-/// before, so others may come into those slots while this one computes. Which come next is what came next the last
-/// time.
+/// The units in use and ahead have slots of memory that a machine's ranks share, each as large as the largest unit. The
+/// number of slots does not depend on the number of units: after its use a unit releases its slot. Units that stay
+/// gathered have a slot each. Before a rank uses a unit it meets the other ranks of its machine. After that none of
+/// them reads an earlier unit, so those slots may be refilled while this rank computes. The next units are predicted
+/// from the order of the last time.
 ///
-/// Every rank calls everything here in the same order (UseCheck), on the thread that trains; the engine's threads carry
-/// out what is under way.
+/// REQUIRES: every rank calls all functions in the same order (UseCheck), on the training thread. The engine's threads
+/// carry out the transfers.
 class Gathering {
  public:
   using What = UseCheck::What;
@@ -32,12 +32,12 @@ class Gathering {
   Gathering(const Gathering&) = delete;
   Gathering& operator=(const Gathering&) = delete;
 
-  /// The unit is open, until close() or the next use. `learn`: what comes next after what is remembered.
+  /// Opens the unit until close() or the next use. `learn`: remembers that it follows the previous unit.
   void use(size_t unit, What what, bool learn);
   void close(size_t unit);
-  /// The unit's memory, gathered now, for reading.
+  /// Gathers the unit's memory now, for reading.
   const at::Tensor& read(size_t unit);
-  /// The parts have changed: what was gathered is old.
+  /// Called when the parts have changed, which invalidates gathered units.
   void forget();
 
   int64_t bytes() const;
@@ -47,7 +47,7 @@ class Gathering {
  private:
   struct Slot {
     at::Tensor memory;             ///< bytes
-    std::optional<size_t> unit{};  ///< that it holds, or that is under way to it
+    std::optional<size_t> unit{};  ///< that it holds, or that is being gathered into it
     struct UnderWay {
       Work rows;
       UseCheck::Sent word;
@@ -60,20 +60,20 @@ class Gathering {
   at::Tensor memory_of(const Slot& slot) const;
   void start(Slot& slot, size_t unit, What what);
   void finish(Slot& slot);
-  /// The slot holds the unit, for all ranks of the machine.
+  /// Returns when the slot holds the unit, for all ranks of the machine.
   Slot& bring(size_t unit, What what);
-  /// One that none of these units is in, nor the unit that was used last. REQUIRES: all ranks of the machine have left
-  /// every other unit.
+  /// A slot that holds none of these units, nor the last one used.
+  /// REQUIRES: all ranks of the machine have left every other unit.
   Slot& free_slot(size_t for_unit, const std::vector<size_t>& needed);
-  /// Those that come after this use are on their way.
+  /// Starts to gather the units that follow this use.
   void start_next(const Use& use);
 
   const MachineGroups& groups_;
   std::deque<Unit>& units_;
   UseCheck& check_;
   const FullyShardedOptions options_;
-  std::vector<Slot> slots_;     ///< of units that stay gathered, one for each, by its number
-  const Slot* last_ = nullptr;  ///< of the unit that was used last
+  std::vector<Slot> slots_;     ///< of units that stay gathered: one each, by unit number
+  const Slot* last_ = nullptr;  ///< of the last unit used
   std::optional<size_t> open_;
   std::optional<Use> learned_last_;
   std::map<Use, Use> learned_;

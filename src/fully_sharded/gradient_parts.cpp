@@ -70,7 +70,7 @@ std::string GradientParts::collect(Unit& unit, size_t number, const at::Tensor& 
 std::string GradientParts::add(size_t number) {
   const OperationLabel label("the gradients of a unit");
   Unit& unit = units_[number];
-  finish_under_way();  // it reads the memory that comes next
+  finish_under_way();  // it reads the memory that is filled next
   const at::Tensor mine = as(gradients_, unit.elements(), unit.dtype());
   std::string trouble = collect(unit, number, mine);
   const at::Tensor sum = memory_for_sums(number);
@@ -166,7 +166,7 @@ void GradientParts::finish(const std::string& trouble) {
       Unit::Parameter& parameter = unit.parameters()[i];
       if (used[first_flag_[number] + i] == 0) continue;
       const int64_t first = parameter.part.storage_offset() - unit.slice().storage_offset();
-      // No view: C++'s zero_grad() calls detach_(), which views refuse.
+      // Not a view: C++'s zero_grad() calls detach_(), which views refuse.
       const at::Tensor gradient =
           at::empty({0}, sum.options()).set_(sum.storage(), first, {parameter.part.numel()}, {1});
       at::Tensor& all = parameter.part.mutable_grad();

@@ -12,22 +12,23 @@
 
 namespace lockstep::fully_sharded {
 
-/// Brings the sum of all ranks' gradients of a unit to the ranks that hold its parts: within the machine by a sum in
-/// shared memory, at once; between machines while backward goes on. What a backward has computed is in the parts' .grad
-/// when it has ended.
+/// Brings the sum of all ranks' gradients of a unit to the ranks that hold its parts: within the machine at once, by a
+/// sum in shared memory; between machines while backward continues. When a backward has ended, its gradients are in the
+/// parts' .grad.
 class GradientParts {
  public:
   GradientParts(const MachineGroups& groups, std::deque<Unit>& units, UseCheck& check);
 
-  /// Takes the unit's gradients out of .grad, but such as cannot be added: returns why. Every rank calls it, for the
-  /// same units in the same order, once in a backward.
+  /// Takes the unit's gradients out of .grad, except any that cannot be added, for which it returns the reason.
+  /// REQUIRES: every rank calls it, for the same units in the same order, once in a backward.
   std::string add(size_t unit);
   bool has(size_t unit) const { return sums_[unit].defined(); }
-  /// The mean over the ranks, into the parts' .grad, or added to it. A parameter that no rank has used keeps it. Every
-  /// rank calls it at the end of a backward. Throws on all ranks if `trouble` is not empty on some.
+  /// Puts the mean over the ranks into the parts' .grad, or adds it to that. A parameter that no rank has used keeps
+  /// its .grad. Throws on all ranks if `trouble` is not empty on some.
+  /// REQUIRES: every rank calls it at the end of a backward.
   void finish(const std::string& trouble);
 
-  /// A backward begins.
+  /// Called when a backward begins.
   void begin() { before_ = changes_of_gradients(units_); }
 
   ScaledParts& scaled() { return scaled_; }
@@ -49,14 +50,14 @@ class GradientParts {
   const MachineGroups& groups_;
   std::deque<Unit>& units_;
   UseCheck& check_;
-  at::Tensor gradients_;            ///< bytes: this rank's, of one unit
-  at::Tensor rail_sums_;            ///< bytes: of this machine, what this rank's rail adds up
-  std::vector<at::Tensor> kept_;    ///< where a unit's sums lie that parts have as .grad
+  at::Tensor gradients_;            ///< bytes: this rank's gradients of one unit
+  at::Tensor rail_sums_;            ///< bytes: this machine's sums for this rank's rail
+  std::vector<at::Tensor> kept_;    ///< memory of a unit's sums that parts have as .grad
   std::vector<at::Tensor> sums_;    ///< of this backward, by unit: this rank's slice
   std::vector<size_t> first_flag_;  ///< of each unit, in used_
   size_t parameters_ = 0;
-  /// Of each parameter, whether this rank has reached it; of each, whether its part had a gradient before this
-  /// backward; and whether there is a trouble.
+  /// For each parameter, whether this rank has reached it; for each, whether its part had a gradient before this
+  /// backward; and whether there is trouble.
   at::Tensor used_;  // and two more: whether gradients were set to zero, or kept, before this backward
   GradientChanges before_;
   std::optional<UnderWay> under_way_;

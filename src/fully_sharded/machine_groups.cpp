@@ -18,7 +18,7 @@ namespace {
 
 bool is_power_of_two(int value) { return (value & (value - 1)) == 0; }
 
-/// Which ranks each machine has, as the first of them and how many there are.
+/// Checks each machine's ranks, given as the first one and their number.
 void check_subtrees(const Group& all, int first, int ranks_here, int rank_here) {
   const std::string mine = std::to_string(ranks_here);
   const std::vector<std::string> counts = all.all_gather_bytes(mine);

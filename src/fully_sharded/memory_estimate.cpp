@@ -15,7 +15,7 @@ namespace {
 /// Bytes of parameters, each counted once.
 class Counted {
  public:
-  /// Those that were not counted before.
+  /// The bytes of parameters not counted before.
   int64_t add(const torch::nn::Module& module) {
     int64_t bytes = 0;
     for (const auto& item : module.named_parameters()) {
@@ -26,7 +26,7 @@ class Counted {
     }
     return bytes;
   }
-  /// Those of all that were added and are trained.
+  /// The bytes of all added parameters that are trained.
   int64_t trained() const { return trained_; }
 
  private:
@@ -70,8 +70,8 @@ std::vector<MemoryNeed> estimate_memory(const torch::nn::Module& module, const M
   add("DistributedDataParallel", parameters + gradients + state, 0);
   add("with ZeroRedundancyOptimizer", parameters + gradients + state / all, 0);
   add("with .shared_parameters = true", gradients, parameters + state / machines);
-  // Of a unit, each rank has its own gradients in autograd and where they are added up; nothing is gathered on one
-  // machine.
+  // For a unit, each rank has its own gradients, in autograd and where they are summed. On one machine nothing is
+  // gathered.
   if (largest == 0) return needs;
   const int64_t own = (parameters + gradients + state) / all + 2 * largest;
   add("FullyShardedDataParallel", own, largest + (machines > 1 ? 2 * largest + rest : 0));

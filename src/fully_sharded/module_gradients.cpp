@@ -19,7 +19,7 @@ at::Tensor closed_gradient(const Unit::Parameter& parameter) {
   return closed;
 }
 
-/// Or an alias of it.
+/// An alias of it counts, too.
 bool is_closed(const Unit::Parameter& parameter, const at::Tensor& gradient) {
   return parameter.closed_gradient.defined() && gradient.has_storage() &&
          gradient.storage().unsafeGetStorageImpl() == parameter.closed_gradient.storage().unsafeGetStorageImpl();

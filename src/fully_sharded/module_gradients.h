@@ -5,20 +5,21 @@
 
 #include "fully_sharded/unit.h"
 
-// The gradients that a rank holds are in the parts' .grad. So that nobody takes the module's own .grad for nothing to
-// clear or to limit, a parameter whose part has a gradient has a closed tensor there: of its shape, without memory,
-// which throws when it is read or written. During a backward there is none, since autograd would add to it.
+// A rank's gradients are in the parts' .grad. A parameter whose part has a gradient has a closed tensor as its own
+// .grad, so that code does not conclude that there is nothing to clear or to limit. A closed tensor has the parameter's
+// shape but no memory, and throws when it is read or written. During a backward there are none, since autograd would
+// add to them.
 //
-// Removing it, as the module's zero_grad() does, removes the part's gradient; and the other way round.
+// Removing a closed tensor, as the module's zero_grad() does, removes the part's gradient, and vice versa.
 
 namespace lockstep::fully_sharded {
 
-/// What was removed on one side since show_gradients() is removed on the other. Returns what is wrong: a .grad that
-/// somebody else has set.
+/// Removes on each side the gradients that were removed on the other since show_gradients(). Returns an error if other
+/// code has set a .grad.
 std::string settle_gradients(std::deque<Unit>& units);
-/// The parameters have no closed tensors.
+/// Removes the parameters' closed tensors.
 void hide_gradients(std::deque<Unit>& units);
-/// Those whose parts have a gradient have one.
+/// Gives a closed tensor to each parameter whose part has a gradient.
 void show_gradients(std::deque<Unit>& units);
 
 }  // namespace lockstep::fully_sharded

@@ -10,10 +10,10 @@ namespace lockstep::fully_sharded {
 namespace {
 
 constexpr int kArrays = 3;  // the most that a formula has
-/// Bytes that have moved, and lie where they were, at most.
+/// The most bytes that exist both in the old and in the new place.
 constexpr size_t kMovedBytes = 64 << 20;
 
-/// The elements in the order of memory of a tensor with these strides.
+/// The elements in the memory order of a tensor with these strides.
 at::Tensor in_memory_order(const at::Tensor& tensor, at::IntArrayRef strides) {
   at::Tensor laid_out = tensor;
   if (tensor.strides() != strides)

@@ -15,20 +15,20 @@
 
 namespace lockstep::fully_sharded {
 
-/// Where a parameter's part lies in its unit's memory.
+/// The place of a parameter's part in its unit's memory.
 struct PartPlace {
   std::string name;                     ///< of the parameter
   std::vector<int64_t> sizes, strides;  ///< of the parameter
   size_t unit = 0;
   int64_t slice_elements = 0;  ///< of each rank's slice of that unit
   int64_t offset = 0;          ///< of the parameter, in the unit's memory
-  int64_t begin = 0, end = 0;  ///< of its elements, in the order of memory: those of the part
+  int64_t begin = 0, end = 0;  ///< elements of the parameter, in memory order, in the part
 };
 
-/// What an optimizer remembers of parts, in two forms. Steps take flat tensors, as large as the parts. Saving takes
-/// tensors of the parameters' shapes in memory of which this rank has its slice; once there, the flat ones lie in it.
-/// Loading gives tensors of the parameters' shapes that are all there. With a folder, all lie in files from the first
-/// step on.
+/// The optimizer state of parts, in two forms. Steps use flat tensors, as large as the parts. Saving uses tensors with
+/// the parameters' shapes, in memory of which this rank has its slice; after a save the flat tensors lie in that
+/// memory, and with a folder, whose files hold it, from the first step on. Loading gives complete tensors with the
+/// parameters' shapes.
 class PartStates {
  public:
   using Places = std::unordered_map<const c10::TensorImpl*, PartPlace>;  ///< by part
@@ -43,9 +43,9 @@ class PartStates {
   void reserve(const torch::optim::Optimizer& optimizer);
   /// Zeros, in the form for steps.
   at::Tensor zeros(const at::Tensor& part, int array, at::ScalarType dtype);
-  /// The form for steps.
+  /// Changes to the form for steps.
   void flatten(torch::optim::Optimizer& optimizer);
-  /// The form for saving. Never holds more than 64 MiB of both forms at once.
+  /// Changes to the form for saving. Never holds more than 64 MiB in both forms.
   void show(torch::optim::Optimizer& optimizer);
 
  private:
@@ -55,7 +55,7 @@ class PartStates {
   at::Tensor flat(const at::Tensor& array, const at::Tensor& part) const;
   /// The place of a part's array in memory().
   at::Tensor own_place(const at::Tensor& part, int array, at::ScalarType dtype);
-  /// Memory for the `array`-th arrays of the parameters in the unit of this one.
+  /// Memory for the `array`-th arrays of the parameters in this place's unit.
   const at::Tensor& memory(const PartPlace& place, int array, at::ScalarType dtype);
 
   const Places places_;

@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kMaking = "the making of a ZeroRedundancyOptimizer";
 
-/// The numbers with which parameters are stepped, from `name` on, each in a line with the options that it comes from.
+/// The numbers with which parameters are stepped, from `name` on, each on a line with the options that it comes from.
 std::string numbers_of(const std::string& name, double lr, const optim::Intent& intent) {
   const optim::StepConstants& of = intent.constants;
   const bool is_adam = optim::state_arrays(intent.algorithm) >= 2;
@@ -105,7 +105,7 @@ std::string PartStep::intended() const {
   for (const auto& group : optimizer_->param_groups())
     for (const at::Tensor& part : group.params()) {
       rates[part.unsafeGetTensorImpl()] = group.options().get_lr();
-      // First, so that ranks which differ in it say so, whatever follows from it.
+      // First, so that ranks that differ in this report it, whatever follows from it.
       lines += "the gradient of " + states_.name_of(part) + (part.grad().defined() ? " is there\n" : " was cleared\n");
     }
   std::optional<std::tuple<double, optim::Algorithm, optim::StepConstants>> last;

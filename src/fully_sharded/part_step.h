@@ -13,17 +13,18 @@
 
 namespace lockstep::fully_sharded {
 
-/// Steps this rank's parts as an optimizer of one process does, once all ranks have said that they take the same step.
+/// Steps this rank's parts as an optimizer of one process does, once all ranks have announced the same step.
 class PartStep final : public detail::Stepper {
  public:
   struct Events {
-    std::function<std::string()> trouble;    ///< why this rank cannot step; empty: it can
-    std::function<void()> after;             ///< every rank calls it
-    std::function<CallPlace::Call()> place;  ///< where a rank is that steps, for the others
-    std::function<std::string()> describe;   ///< the model: lines that must be the same on all ranks
-    std::shared_ptr<void> token;             ///< there is one optimizer
+    std::function<std::string()> trouble;    ///< the reason why this rank cannot step; empty: it can
+    std::function<void()> after;             ///< called by every rank
+    std::function<CallPlace::Call()> place;  ///< the place of a stepping rank, for the others
+    std::function<std::string()> describe;   ///< describes the model, in lines that must be the same on all ranks
+    std::shared_ptr<void> token;             ///< held as there is one optimizer only
   };
-  /// Every rank makes it. TORCH_CHECK fails for optimizers without kernels.
+  /// TORCH_CHECK fails for optimizers without kernels.
+  /// REQUIRES: every rank makes it.
   PartStep(std::shared_ptr<const MachineGroups> groups, torch::optim::Optimizer& optimizer,
            const detail::StepKind& kind, const ZeroRedundancyOptions& options, Events events,
            PartStates::Places places);
@@ -38,7 +39,7 @@ class PartStep final : public detail::Stepper {
   void move_to(torch::optim::Optimizer& optimizer) override;
 
  private:
-  /// Throws on all ranks if some cannot step, or are about to do something else.
+  /// Throws on all ranks if some cannot step, or are about to do something different.
   void agree();
   std::string trouble() const;
   std::string intended() const;

@@ -13,8 +13,8 @@
 
 namespace lockstep::fully_sharded {
 
-/// What a GradScaler must know of the gradients in a model's parts: which backward passes they come from, and whether
-/// they still have its scale. Through it a scaler without a group decides together with the model's ranks.
+/// Tells a GradScaler about the gradients in a model's parts: the backward passes that they come from, and whether they
+/// still have its scale. With it, a scaler without a group decides together with the model's ranks.
 class ScaledParts {
  public:
   ScaledParts(const Group& group, std::deque<Unit>& units);
@@ -22,7 +22,7 @@ class ScaledParts {
   void backward_begins();
   /// `number`: see current_backward().
   void backward_ended(int number);
-  /// Why the gradients cannot be used by `call`; empty if they have no scale.
+  /// The reason why `call` cannot use the gradients; empty if they have no scale.
   std::string trouble_before(const std::string& call) const;
 
  private:
@@ -33,7 +33,7 @@ class ScaledParts {
   std::vector<const c10::TensorImpl*> leaves_;  ///< the module's tensors
   std::vector<std::string> names_;
   PassRecord record_;
-  const AcceptingGradients accepting_;  // last: others ask it from then on
+  const AcceptingGradients accepting_;  // last, because others query it from then on
 };
 
 }  // namespace lockstep::fully_sharded

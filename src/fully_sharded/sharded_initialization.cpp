@@ -23,7 +23,7 @@ class ShardedInitialization::State {
     auto early = std::make_shared<detail::EarlyUnit>(
         detail::EarlyUnit{groups_, {name, parameters, *groups_, groups_->machines() == 1}});
     if (early->unit.stays_gathered()) early->unit.withhold();
-    ::malloc_trim(0);  // where its parameters were
+    ::malloc_trim(0);  // former memory of its parameters
     return early;
   }
 

@@ -22,7 +22,7 @@ using What = fully_sharded::UseCheck::What;
 
 namespace {
 
-/// Throws on all ranks where the options differ, or are none.
+/// Throws on all ranks if the options differ or are invalid.
 const Group& checked(const Group& group, const FullyShardedOptions& options) {
   TORCH_CHECK(several_virtual_ranks(group) == nullptr,
               "FullyShardedDataParallel: ranks that work for several virtual ranks each are not served yet; start as "
@@ -55,7 +55,7 @@ std::vector<std::string> names_of(const fully_sharded::FoundUnits& found) {
   return names;
 }
 
-/// Those of the ShardedInitialization that made units, or new ones.
+/// The groups of the ShardedInitialization that made units, or new ones.
 std::shared_ptr<const fully_sharded::MachineGroups> groups_for(const fully_sharded::FoundUnits& found,
                                                                const Group& group) {
   const OperationLabel label("FullyShardedDataParallel()");
@@ -102,7 +102,7 @@ FullySharded::State::State(std::shared_ptr<torch::nn::Module> module, const Grou
   for (Unit& unit : units_)
     for (Unit::Parameter& parameter : unit.parameters())
       alarms_.emplace_back(parameter.tensor, [this] { backward_begins(); });
-  TensorMemory::release();  // where the parameters were
+  TensorMemory::release();  // former memory of the parameters
 }
 
 FullySharded::State::~State() { fully_sharded::hide_gradients(units_); }
@@ -126,7 +126,7 @@ void FullySharded::State::telling(const std::string& call, const std::function<v
     body();
   } catch (const std::exception& error) {
     const auto* misuse = dynamic_cast<const c10::Error*>(&error);
-    // An engine tells of it by the numbers of a machine or a rail, or of a connection that broke.
+    // An engine reports it with the numbers of a machine or a rail, or as a broken connection.
     const std::string departed = misuse == nullptr ? watch_.departed() : "";
     const std::string text = departed.empty() ? misuse != nullptr ? misuse->what_without_backtrace() : error.what()
                                               : departed + ", and others still call theirs, " + CallPlace::now().text +
@@ -215,7 +215,7 @@ void FullySharded::State::backward_begins() {
 
 void FullySharded::State::backward_reaches(Use& use) {
   backward_begins();
-  if (use.backward == backward_.number) return;  // by another of its outputs
+  if (use.backward == backward_.number) return;  // already seen, by another of its outputs
   TORCH_CHECK(use.backward == 0, "FullyShardedDataParallel: a backward went through `", units_[use.unit].name(),
               "` a second time (retain_graph); run one backward for each forward");
   TORCH_CHECK(use.changes == units_[use.unit].changes() || !backward_.trouble.empty(),

@@ -23,7 +23,7 @@
 
 namespace lockstep {
 
-/// What a FullyShardedDataParallel is made of, and when it does what. All of it happens on the thread that trains:
+/// The members of a FullyShardedDataParallel, and its timeline, all on the training thread:
 ///
 ///     a unit's forward begins    it is gathered and opened; the next is on its way     Gathering
 ///     a unit's forward ends      it is closed; its outputs get a hook                  Tensor::register_hook
@@ -32,38 +32,39 @@ namespace lockstep {
 ///     the backward has ended     the last unit's gradients, and those of the rest
 ///     the optimizer has stepped  what stays gathered is brought up to date             Unit::gather_changes
 ///
-/// Autograd runs the node that was made last among those that it can run, so when a hook of an earlier unit is called,
-/// nothing of a later one is left to run, its gradients included.
+/// Autograd always runs the newest node that is ready, so when a hook of an earlier unit is called, all work of later
+/// units, including their gradients, is done.
 class FullySharded::State final : public detail::UnitCalls, public std::enable_shared_from_this<State> {
  public:
   State(std::shared_ptr<torch::nn::Module> module, const Group& group, const FullyShardedOptions& options);
   ~State() override;
   State(const State&) = delete;
   State& operator=(const State&) = delete;
-  /// The units tell this object.
+  /// Makes the units report to this object.
   void attach();
 
   void begins(size_t unit) override;
   void returns(size_t unit, const std::vector<at::Tensor>& outputs) override;
   void ends(size_t unit) noexcept override;
 
-  /// For the other ranks: this one is in that call of the model.
+  /// Shows the other ranks that this rank is in that call of the model.
   CallPlace::Call place(const std::string& call) const;
   void check_usable() const;
   void check_between_backwards(const std::string& call);
   fully_sharded::EditCheck& edits() { return edits_; }
   const std::shared_ptr<const fully_sharded::MachineGroups>& groups() const { return groups_; }
-  /// An optimizer is made, which keeps the result. TORCH_CHECK fails if there is one.
+  /// Called when an optimizer is made, which keeps the result. TORCH_CHECK fails if there is one.
   std::shared_ptr<void> expect_steps();
-  /// Why this rank's parts cannot be stepped, or limited; empty if nothing is wrong. What the module's zero_grad() has
-  /// cleared is cleared in the parts.
+  /// The reason why this rank's parts cannot be stepped or limited; empty if none. First clears in the parts what the
+  /// module's zero_grad() has cleared.
   std::string trouble_before(const std::string& call);
-  /// The same, for a call that uses gradients.
+  /// trouble_before(), for a call that uses gradients.
   std::string trouble_of_gradients(const std::string& call);
-  /// The gradients in the parts are right as they are now.
+  /// Accepts the present gradients in the parts.
   void accept_gradients() { fully_sharded::mark_gradients(units_); }
   void after_step();
-  /// Calls `visit` on rank 0 with each parameter of the module, gathered unit by unit. Every rank calls this.
+  /// Calls `visit` on rank 0 with each parameter of the module, gathered unit by unit.
+  /// REQUIRES: every rank calls it.
   void read_all(const char* call, const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
   StateDict state_in_slices();
   /// For an optimizer of the parts.
@@ -77,9 +78,9 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
     Phase phase = Phase::kIdle;
     int number = 0;                   ///< of the last one that has begun
     std::optional<size_t> open = {};  ///< the unit whose backward is running
-    std::string trouble = {};         ///< of this rank, which all are told at its end
+    std::string trouble = {};         ///< of this rank; all are told at its end
   };
-  /// A unit's forward that a backward may follow: as long as its graph is there.
+  /// A unit's forward that a backward may follow. Exists as long as its graph.
   struct Use {
     size_t unit;
     int64_t changes;   ///< of its parameters until then
@@ -87,12 +88,12 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   };
 
   void use_in_forward(size_t unit);
-  /// All ranks are told what `body`, of `call`, throws.
+  /// Tells all ranks what `body`, of `call`, throws.
   void telling(const std::string& call, const std::function<void()>& body);
   void backward_reaches(Use& use);
   void backward_begins();
   void note_trouble(const std::string& trouble);
-  /// All ranks are at this call of this model, or all throw.
+  /// Throws on all ranks unless all are at this call of this model.
   void meet_before(const std::string& call);
   void finish_open();
   void backward_ended();
@@ -108,11 +109,11 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   fully_sharded::Gathering gathering_;
   fully_sharded::GradientParts gradients_;
   std::deque<GradientAlarm> alarms_;
-  std::vector<std::weak_ptr<Use>> uses_;  ///< of each unit, the last
+  std::vector<std::weak_ptr<Use>> uses_;  ///< the last of each unit
   Backward backward_;
   struct Steps {
     bool expected = false;      ///< an optimizer was made
-    std::weak_ptr<void> token;  ///< of the one that there is
+    std::weak_ptr<void> token;  ///< of the present optimizer
   } steps_;
 };
 

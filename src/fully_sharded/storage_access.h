@@ -6,12 +6,12 @@
 #include <c10/core/Storage.h>
 #include <c10/core/StorageImpl.h>
 
-// The refusal of a storage to be read. LibTorch 2.11 and 2.12 cannot take one back, so there a storage without memory
-// is left to LibTorch's own check, which says less.
+// Makes a storage refuse to be read. LibTorch 2.11 and 2.12 cannot undo this, so there LibTorch's own check, which says
+// less, covers storages without memory.
 
 namespace lockstep::fully_sharded {
 
-/// Whose memory comes later, or never.
+/// A storage whose memory comes later, or never.
 inline c10::Storage empty_storage(int64_t bytes) {
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(bytes),
                                                c10::DataPtr(nullptr, at::kCPU), /*allocator=*/nullptr,

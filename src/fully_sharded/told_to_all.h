@@ -12,7 +12,7 @@
 
 #include "base/rank_names.h"
 
-// What one rank has done wrong is told to all where they exchange something anyway: none waits for one that has thrown.
+// Tells one rank's misuse to all where they communicate anyway, so that no rank waits for one that has thrown.
 
 namespace lockstep::fully_sharded {
 
@@ -32,7 +32,8 @@ inline void refuse_troubles(const std::vector<std::string>& troubles) {
   if (first != troubles.end()) throw Error(ranks_with(troubles, *first) + ": " + *first);
 }
 
-/// Throws on all ranks if `checks` throw a c10::Error on some. Every rank calls it.
+/// Throws on all ranks if `checks` throw a c10::Error on some.
+/// REQUIRES: every rank calls it.
 inline void on_all_ranks(const Group& group, const std::function<void()>& checks) {
   const std::string mine = trouble_of(checks);
   const auto all = group.all_gather_bytes(mine);
@@ -40,7 +41,9 @@ inline void on_all_ranks(const Group& group, const std::function<void()>& checks
   refuse_troubles(all);
 }
 
-/// Every rank says what it is about to do, or why it cannot, which throws on all ranks. Returns what they said.
+/// Tells all ranks this rank's intended action, or the reason why it cannot act, which throws on all ranks. Returns the
+/// ranks' actions.
+/// REQUIRES: every rank calls it.
 inline std::vector<std::string> tell_all(const Group& group, const std::string& trouble, const std::string& intention) {
   constexpr char kIntends = '\n';  // no trouble begins with it
   const auto said = group.all_gather_bytes(trouble.empty() ? kIntends + intention : trouble);

@@ -28,7 +28,7 @@ Unit::Unit(std::string name, const NamedTensors& parameters, const MachineGroups
     Parameter one{.name = full_name, .tensor = tensor, .offset = layout_.offsets[i]};
     std::tie(one.begin, one.end) = layout_.part_of(one.offset, tensor.numel(), groups_.slice());
     const int64_t first = one.begin < one.end ? one.offset + one.begin - groups_.slice() * layout_.slice : 0;
-    // No view, whose version would be that of all parts.
+    // Not a view, whose version would be shared by all parts.
     one.part =
         at::empty({0}, slice_.options())
             .set_(slice_.storage(), slice_.storage_offset() + first, {std::max<int64_t>(0, one.end - one.begin)}, {1});
@@ -77,7 +77,7 @@ Unit::~Unit() {
     if (parameter.tensor.storage().unsafeGetStorageImpl() != whole_.storage().unsafeGetStorageImpl()) continue;
     try {
       at::Tensor(parameter.tensor).set_(parameter.tensor.clone());
-    } catch (const std::exception&) {  // no memory: it stays where it lies, which keeps that
+    } catch (const std::exception&) {  // no memory: it stays in place, which keeps the unit's memory alive
     }
   }
 }

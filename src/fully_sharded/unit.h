@@ -13,37 +13,38 @@
 
 namespace lockstep::fully_sharded {
 
-/// The parameters of a layer, or those that are in no such layer. This rank has one slice of their memory. All of it is
-/// there while the unit is open; the parameters of a closed one throw when they are read. A unit that stays gathered is
-/// always open, and its slice lies within its memory, which all ranks of the machine share.
+/// The parameters of a layer, or those in no such layer. This rank has one slice of their memory. While the unit is
+/// open, all of it is present; reading the parameters of a closed unit throws. A unit that stays gathered is always
+/// open, and its slice lies within its memory, which all ranks of the machine share.
 ///
-/// The parameters stay the tensors that they were. They lie in one storage, whose memory comes and goes: what autograd
-/// has saved of them for backward, views included, is right again when the unit has been gathered for that.
+/// The parameters stay the same tensors. They lie in one storage, whose memory comes and goes: tensors that autograd
+/// has saved for backward, views included, are valid again when the unit has been gathered for it.
 class Unit {
  public:
   struct Parameter {
     std::string name;
     at::Tensor tensor;
-    int64_t offset;                   ///< in the unit's memory
-    int64_t begin = 0, end = 0;       ///< of its elements, in the order of memory: those in this rank's slice
-    at::Tensor part = {};             ///< these, flat: a leaf, whose .grad is theirs
-    int64_t version = 0;              ///< of the tensor, when it was right
-    uint64_t part_mark = 0;           ///< mark_of() the part then
-    uint64_t gradient_mark = 0;       ///< mark_of() the part's gradient as this library left it (part_gradients.h)
-    bool has_gradient_mark = false;   ///< there was one
-    at::Tensor closed_gradient = {};  ///< made when it is first shown (module_gradients.h)
+    int64_t offset;              ///< in the unit's memory
+    int64_t begin = 0, end = 0;  ///< its elements, in memory order, in this rank's slice
+    at::Tensor part = {};        ///< these elements, flat: a leaf, whose .grad is their gradient
+    int64_t version = 0;         ///< of the tensor, when last set
+    uint64_t part_mark = 0;      ///< mark_of() the part, when last set
+    uint64_t gradient_mark = 0;  ///< mark_of() the part's gradient as this library left it (part_gradients.h)
+    bool has_gradient_mark = false;
+    at::Tensor closed_gradient = {};  ///< made when first shown (module_gradients.h)
     bool shows_gradient = false;      ///< as the tensor's .grad
-    bool stepped = false;             ///< by the optimizer that there is, or was last
+    bool stepped = false;             ///< by the present optimizer, or the last one
   };
 
-  /// Takes rank 0's values, and the parameters' own memory goes. Every rank makes it.
+  /// Sets the parameters to rank 0's values and frees their own memory.
+  /// REQUIRES: every rank makes it.
   Unit(std::string name, const NamedTensors& parameters, const MachineGroups& groups, bool stays_gathered);
   ~Unit();
   Unit(Unit&&) = default;  ///< the other has no parameters then
   Unit& operator=(Unit&&) = delete;
-  /// Of one that stays gathered: reading its parameters throws, as on several machines, until rename().
+  /// For a unit that stays gathered: makes reading its parameters throw, as on several machines, until rename().
   void withhold();
-  /// For messages: its name and its parameters', in the module.
+  /// Sets the names of the unit and its parameters in messages.
   void rename(const std::string& name, const NamedTensors& parameters);
 
   const std::string& name() const { return name_; }
@@ -55,31 +56,31 @@ class Unit {
   int64_t slice_bytes() const { return layout_.slice * static_cast<int64_t>(c10::elementSize(dtype_)); }
   int64_t elements() const { return layout_.slice * groups_.all().world_size(); }
   int64_t bytes() const { return slice_bytes() * groups_.all().world_size(); }
-  /// This rank's slice of the parameters.
   const at::Tensor& slice() const { return slice_; }
-  /// The parameters' memory, [elements()]: all of it, if it stays gathered, otherwise with this rank's slice
+  /// The parameters' memory, [elements()]: whole if the unit stays gathered, otherwise with this rank's slice
   /// (checkpoint/sliced_memory.h).
   const at::Tensor& memory() const { return stays_gathered() ? whole_ : in_slices_; }
-  /// This rank's rail's piece of [elements()] of memory.
+  /// The piece of [elements()] memory that belongs to this rank's rail.
   at::Tensor piece_of(const at::Tensor& memory) const;
-  /// A parameter's place in memory of [elements()], in its shape.
+  /// A parameter's view of [elements()] memory, in its shape.
   static at::Tensor view(const at::Tensor& memory, const Parameter& parameter);
 
-  /// Its parameters are in `memory`, [elements()], until close().
+  /// Puts the parameters into `memory`, [elements()], until close().
   void open(const at::Tensor& memory);
   void close();
 
-  /// Of one that stays gathered, after the ranks have changed their slices: brings those of other machines, and waits
-  /// for the ranks of this one. Every rank calls it.
+  /// For a unit that stays gathered, after the ranks have changed their slices: fetches the other machines' slices, and
+  /// waits for the ranks of this one.
+  /// REQUIRES: every rank calls it.
   void gather_changes();
-  /// The parameters are as they should be.
+  /// Records that the parameters are as they should be.
   void remember();
-  /// How often its parameters have changed.
   int64_t changes() const;
-  /// The name of one that something else has changed since, or its part, or given other memory; empty if there is none.
-  /// What goes around autograd's versions, as data() does, is seen of parts alone, by a sample.
+  /// The name of a parameter that other code has changed since, or whose part it has changed, or that it gave other
+  /// memory; empty if none. Writes that bypass autograd's versions, as through data(), are detected only in parts, by a
+  /// sample.
   std::string changed() const;
-  /// Sets this rank's slice, and what this rank's rail holds of memory that stays gathered, from whole parameters.
+  /// Sets this rank's slice, and this rank's rail's piece of memory that stays gathered, from whole parameters.
   void set_from(const at::Tensor& memory);
 
  private:
@@ -93,7 +94,7 @@ class Unit {
   UnitLayout layout_;
   std::vector<Parameter> parameters_;
   at::Tensor slice_;
-  at::Tensor whole_;      ///< of one that stays gathered
+  at::Tensor whole_;      ///< if the unit stays gathered
   at::Tensor in_slices_;  ///< otherwise
   c10::Storage storage_;  ///< of the parameters, otherwise
 };

@@ -20,7 +20,7 @@ UnitLayout UnitLayout::of(const std::vector<int64_t>& elements, int slices) {
     all += rounded_up(one, kAligned);
     longest = std::max(longest, rounded_up(one, kAligned));
   }
-  // Before each cut a gap shorter than a block and than any parameter lets it fall between blocks, or parameters.
+  // A gap before each cut, shorter than a block and than any parameter, lets the cut fall between blocks or parameters.
   const int64_t gap = std::min(longest, kBlock);
   UnitLayout layout;
   layout.slice =

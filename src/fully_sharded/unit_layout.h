@@ -6,9 +6,9 @@
 
 namespace lockstep::fully_sharded {
 
-/// Where the parameters of a unit lie in its memory, which is cut into equal slices, one for each rank. A pure function
-/// of their numbers of elements. Parameters begin at multiples of kAligned, and a cut within a parameter is whole
-/// blocks of a GradientNorm from its beginning.
+/// The places of a unit's parameters in its memory, which is cut into equal slices, one for each rank. A pure function
+/// of their numbers of elements. Parameters begin at multiples of kAligned, and a cut within a parameter is a whole
+/// number of GradientNorm blocks from its beginning.
 struct UnitLayout {
   static constexpr int64_t kAligned = 64;
 
@@ -16,7 +16,7 @@ struct UnitLayout {
   std::vector<int64_t> offsets;  ///< of the parameters
 
   static UnitLayout of(const std::vector<int64_t>& elements, int slices);
-  /// The elements of a parameter that lie in this slice: [first, second), from the parameter's beginning.
+  /// The elements of a parameter in this slice: [first, second), from the parameter's beginning.
   std::pair<int64_t, int64_t> part_of(int64_t offset, int64_t elements, int number) const;
 };
 

@@ -44,9 +44,9 @@ void UseCheck::finish_before(const Sent& sent, const Work& work) const {
   try {
     finish(sent);
   } catch (const std::exception&) {
-    try {  // nobody may write into memory that goes
+    try {  // no transfer may write into memory that is being freed
       work.wait();
-    } catch (const std::exception&) {  // it follows from the first
+    } catch (const std::exception&) {  // a consequence of the first error
     }
     throw;
   }

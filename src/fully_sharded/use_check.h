@@ -7,27 +7,28 @@
 
 namespace lockstep::fully_sharded {
 
-/// Tells whether ranks that use units together use the same ones in the same order. Units may be of one size, so their
-/// memory alone does not say.
+/// Checks that ranks that use units together use the same ones in the same order. Units may be of equal size, so their
+/// memory does not show it.
 class UseCheck {
  public:
   enum class What { kForward, kBackward, kGradients };
-  /// A word of each rank, under way.
+  /// A word of each rank, in flight.
   struct Sent {
     at::Tensor mine, all;
     Work work;
   };
 
-  /// `model`: its number among the group's models.
+  /// `model` is its number among the group's models.
   UseCheck(std::vector<std::string> units, int rank, int model)
       : units_(std::move(units)), rank_(rank), model_(model) {}
 
   int model() const { return model_; }
-  /// This rank is about to do this, its next common thing. Every rank of `group` calls it.
+  /// Tells the others the next common action of this rank.
+  /// REQUIRES: every rank of `group` calls it.
   Sent send(const Group& group, size_t unit, What what);
-  /// Returns when all have said so. Throws on every rank if they did not all say the same.
+  /// Returns when all ranks have sent theirs. Throws on every rank if they differ.
   void finish(const Sent& sent) const;
-  /// The same, and then waits for what was begun after it, whose failure says less.
+  /// finish(), followed by a wait for work started later, whose failure would say less.
   void finish_before(const Sent& sent, const Work& work) const;
   void meet(const Group& group, size_t unit, What what) { finish(send(group, unit, what)); }
 

@@ -42,7 +42,7 @@ struct Own {
   std::string interface, address;
 };
 
-/// All addresses of this machine's interfaces that are up.
+/// All addresses of this machine's active interfaces.
 std::vector<Own> list_own() {
   ifaddrs* list = nullptr;
   std::vector<Own> found;
@@ -153,7 +153,8 @@ std::vector<std::string> addresses_towards(const std::vector<std::string>& hosts
       reached = reached || !route.empty();
       add_new(is_loopback(route) ? loopback : routes, route);
     }
-    // One is enough to need all of this machine's, and each may cost seconds of waiting for a name server.
+    // One unreachable host suffices to need all of this machine's addresses, and each may cost seconds of waiting for a
+    // name server.
     unknown = !reached;
     if (unknown) break;
   }
@@ -179,7 +180,7 @@ std::vector<std::string> addresses_of_rendezvous(const std::string& host) {
   if (addresses.empty() && !loopback)
     throw LaunchError(kExitNotStarted, "--rendezvous: " + host + " (" + named.front() + ") is not an address of this " +
                                            "machine, which has --node-rank 0; name this machine");
-  // The machine's own name may mean 127.0.1.1 here, while the others know its real address.
+  // The machine's own name may resolve to 127.0.1.1 here, while the others know its real address.
   const bool literal = std::find(named.begin(), named.end(), host) != named.end() || host == "localhost";
   if (loopback && !literal)
     for (const std::string& one : own_addresses()) add_new(addresses, one);

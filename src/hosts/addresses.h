@@ -20,7 +20,7 @@ struct Endpoint {
 /// Throws LaunchError (bad command line), naming the option.
 Endpoint parse_endpoint(const std::string& option, const std::string& text);
 
-/// The numeric addresses of this machine that others can reach, in the order of its interfaces: without loopback and
+/// The numeric addresses of this machine that others can reach, in the order of its interfaces, without loopback and
 /// link-local addresses.
 std::vector<std::string> own_addresses();
 
@@ -36,8 +36,7 @@ bool is_loopback(const std::string& address);
 std::string route_towards(const std::string& address);
 
 /// The addresses on which the coordinator listens so that `hosts` can reach it: those of the routes to them, or all of
-/// this machine's if a name means nothing here (a container's, for instance). Only loopback if all hosts are this
-/// machine.
+/// this machine's if a name is unknown here (a container's, for instance). Only loopback if all hosts are this machine.
 std::vector<std::string> addresses_towards(const std::vector<std::string>& hosts);
 
 /// The addresses on which to listen for a rendezvous on `host`, which must be this machine: its address, or all of this

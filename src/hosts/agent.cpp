@@ -15,14 +15,14 @@
 #include "launch/launch_error.h"
 #include "launch/state_keeper.h"
 
-// One thread, one poll loop, as in the launcher. The coordinator's orders are carried out at once. Events of the ranks
-// are reported at once (output, ends) or every kTellEvery (changed pages). The agent makes one decision of its own:
-// without the channel its ranks end.
+// One thread and one poll loop, as in the launcher. The coordinator's orders are carried out at once. Events of the
+// ranks are reported at once (output, ends) or every kTellEvery (changed pages). The agent makes one decision of its
+// own: without the channel its ranks end.
 
 namespace lockstep::hosts {
 namespace {
 
-/// How long this process may be stopped before its ranks are killed: the coordinator has given it up by then.
+/// How long this process may be stopped before its ranks are killed; by then the coordinator has given it up.
 constexpr std::chrono::milliseconds kGuardPatience(6000);
 
 class Agent {
@@ -42,7 +42,7 @@ class Agent {
   void tell_kept();
   void fail(const LaunchError& error);
   void lose_coordinator();
-  /// Notes what a start has left, if one has run.
+  /// Forgets the remains of a start, if one has run.
   void forget_team();
 
   const AgentOptions options_;
@@ -55,8 +55,8 @@ class Agent {
   bool was_answered_ = false;
   PollSet polled_;
   MachineMemory memory_;
-  StateKeeper keeper_{memory_.fd(), nullptr, ""};  // only notes
-  std::optional<Workplace> workplace_;             // once the coordinator has said what the run is
+  StateKeeper keeper_{memory_.fd(), nullptr, ""};  // only records
+  std::optional<Workplace> workplace_;             // once the coordinator has described the run
   std::unique_ptr<ReportedTeam> team_;             // while ranks run
   std::optional<int> exit_code_;
 };
@@ -134,7 +134,7 @@ void Agent::take(const Channel::Message& message) {
     case Kind::kBeat:
       return;
     default:
-      if (team_) team_->take(message);  // or it was sent before the coordinator knew
+      if (team_) team_->take(message);  // otherwise it was sent before the coordinator knew
   }
 }
 
@@ -144,7 +144,7 @@ void Agent::fail(const LaunchError& error) {
 
 void Agent::forget_team() {
   if (!team_) return;
-  // Ranks find a divergence together, so those of this machine tell of it on their pages.
+  // Ranks find a divergence together, so those of this machine report it on their pages.
   const auto ranks = team_->views();
   const bool diverged = std::any_of(
       ranks.begin(), ranks.end(), [](const RankView& rank) { return rank.account.failure == RankFailure::kDiverged; });

@@ -13,7 +13,7 @@ namespace lockstep::hosts {
 struct AgentOptions {
   std::vector<Endpoint> coordinators;  ///< addresses of the one coordinator, to try in turn
   int node = 0;
-  std::string interface;  ///< the interface of the ranks' address; empty: that of the route to the coordinator
+  std::string interface;  ///< the interface of the ranks' address; empty: the route's to the coordinator
   std::chrono::milliseconds patience{30000};  ///< for the coordinator to answer
 
   // For an agent started by a user or by Slurm.

@@ -17,7 +17,8 @@ namespace lockstep::hosts {
 /// The command that the coordinator runs to start an agent, and its output.
 class AgentProcess {
  public:
-  /// The command reads `key` from its standard input. `guard` outlives the object. Throws LaunchError.
+  /// The command reads `key` from its standard input. Throws LaunchError.
+  /// REQUIRES: `guard` outlives the object.
   AgentProcess(const std::vector<std::string>& words, const Key& key, const EnvironmentBlock& environment,
                const Guard& guard, const LauncherSettings& settings);
   ~AgentProcess();
@@ -32,7 +33,7 @@ class AgentProcess {
   int output_fd() const { return output_.get(); }
   /// Lines printed since the last call.
   std::string read_output();
-  /// The last line printed; empty if there was none.
+  /// The last line printed; empty if none.
   std::string last_line() const;
 
  private:

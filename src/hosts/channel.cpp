@@ -14,7 +14,7 @@
 namespace lockstep::hosts {
 namespace {
 
-/// The pieces read in one turn, so that a side that sends without end does not delay others.
+/// The pieces read in one turn, so that a side that never stops sending does not delay others.
 constexpr int kPiecesInATurn = 64;
 
 std::string address_text(int socket, int (*name)(int, sockaddr*, socklen_t*)) {
@@ -150,7 +150,7 @@ std::optional<Channel::Message> Channel::next(size_t limit) {
 
 void Channel::close(const std::string& why) {
   if (state_ == State::kClosed) return;
-  // Says goodbye, so that the other side need not wonder.
+  // Says goodbye, so that the other side knows the reason.
   if (state_ == State::kOpen) SSL_shutdown(tls_.get());
   state_ = State::kClosed;
   reason_ = why;

@@ -12,12 +12,13 @@
 
 namespace lockstep::hosts {
 
-/// The interval at which each side of a channel sends a beat, and the silence after which the other counts as lost.
+/// The interval at which each side of a channel sends a beat, and the silence after which the other side counts as
+/// lost.
 constexpr std::chrono::seconds kBeatEvery{1};
 constexpr std::chrono::milliseconds kSilence{4000};
 
 /// One authenticated connection between the coordinator and an agent. Never waits, and never throws because of the
-/// other side: its owner polls fd() for events(), calls act(), and takes the messages. One thread.
+/// other side: its owner polls fd() for events(), calls act(), and takes the messages. Used by one thread.
 class Channel {
  public:
   enum class State { kHandshake, kOpen, kClosed };
@@ -42,18 +43,18 @@ class Channel {
 
   struct Message {
     Kind kind;
-    std::string_view body;  ///< until the next call
+    std::string_view body;  ///< valid until the next call
   };
-  /// The next message that has arrived whole. A message longer than `limit` closes the channel.
+  /// The next message that has arrived completely. A message longer than `limit` closes the channel.
   std::optional<Message> next(size_t limit);
 
   void close(const std::string& why);
   /// The reason why it is closed.
   const std::string& reason() const { return reason_; }
-  /// Whether the other side has refused our key, or we have refused its.
+  /// Whether the other side has refused our key, or this side the other's.
   bool key_was_refused() const { return key_refused_; }
   Clock::time_point last_heard() const { return last_heard_; }
-  /// This process was stopped meanwhile: the other side's messages may still arrive.
+  /// Called when this process was stopped meanwhile: the other side's messages may still arrive.
   void forgive(Clock::time_point now) { last_heard_ = now; }
   /// Bytes that the socket has not accepted yet.
   size_t queued() const { return outbox_.size() - sent_; }
@@ -66,7 +67,7 @@ class Channel {
   void shake_hands();
   void receive();
   void flush();
-  /// Called after a call that did not succeed; false: the connection is over.
+  /// Called after a call that did not succeed. Returns false if the connection is over.
   bool goes_on(int result);
 
   FileDescriptor socket_;

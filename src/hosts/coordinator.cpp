@@ -24,7 +24,7 @@ namespace {
 constexpr std::chrono::seconds kMissingNoteEvery(5);
 constexpr int kLaunchedInATurn = 8;
 constexpr int kMostNamed = 8;  ///< machines in one message
-/// For agents to take leave, and for the commands that started them to end.
+/// Time for agents to say goodbye, and for the commands that started them to end.
 constexpr std::chrono::seconds kFarewell(3);
 
 void say(const TeamSetup& setup, const std::string& text) { setup.display.print("lockstep: " + text + "\n"); }
@@ -134,7 +134,7 @@ void Coordinator::gather(const TeamSetup& setup) {
   }
   lobby_.door().expect(0);
   compare(setup);
-  // If agents connect by themselves, those that come too late are told why they are refused.
+  // If agents connect by themselves, late ones are told why they are refused.
   if (!options_.rendezvous) lobby_.door().close();
 }
 
@@ -224,8 +224,8 @@ void Coordinator::prepare(Node& node, const TeamSetup& setup) const {
                                              .run_id = setup.run_id});
 }
 
-/// The route from this machine to itself does not show how others reach it, if it has several addresses: its ranks use
-/// the one to which an agent of another machine has connected.
+/// If this machine has several addresses, its route to itself does not show how others reach it: its ranks use the
+/// address to which an agent of another machine has connected.
 bool Coordinator::are_all_ready(const TeamSetup& setup) {
   const auto is_awaited = [](const Node& node) { return node.is_awaited(); };
   if (std::any_of(nodes_.begin(), nodes_.end(), is_awaited)) return false;
@@ -265,7 +265,7 @@ void Coordinator::take_replies(Node& node) {
                node.host.name + " was lost before the ranks were started: " + node.channel->reason());
 }
 
-/// Another start may do without the machine, if the run is elastic.
+/// In an elastic run, another start may do without the machine.
 void Coordinator::throw_lost(Node& node, ExitCode code, const std::string& text) const {
   LaunchError error(code, text);
   error.from_outside = true;

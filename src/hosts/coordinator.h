@@ -16,7 +16,7 @@
 namespace lockstep::hosts {
 
 struct CoordinatorOptions {
-  std::vector<Host> hosts;     ///< by number; of --nnodes only the first is known beforehand
+  std::vector<Host> hosts;     ///< by number; with --nnodes only the first is known beforehand
   std::string launch_command;  ///< empty: the agents connect by themselves
   std::optional<Endpoint> rendezvous;
   std::string interface;
@@ -27,7 +27,7 @@ struct CoordinatorOptions {
 /// have authenticated. Agents stay for the restarts of the run; lost ones are started again, or left out.
 class Coordinator final : public RankPlaces {
  public:
-  /// `key`: the run's, or the user's.
+  /// `key` is the run's, or the user's.
   Coordinator(const CoordinatorOptions& options, const Key& key);
   ~Coordinator() override;
 

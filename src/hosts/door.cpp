@@ -10,7 +10,6 @@
 namespace lockstep::hosts {
 namespace {
 
-/// Connections accepted in one turn.
 constexpr int kAcceptedInATurn = 64;
 /// Connections accepted, and handshakes continued, in one turn while no agent is awaited: the ranks' messages wait for
 /// the turn's end, and a handshake takes up to a millisecond. Each accepted connection may need two before it has
@@ -79,7 +78,7 @@ void Door::accept_from(int listener) {
 
 void Door::serve(Waiting& one) {
   if (one.over) return;
-  if (expected_ == 0 && ++served_ > kServedInATurn) return;  // the next turn finds it ready still
+  if (expected_ == 0 && ++served_ > kServedInATurn) return;  // it is still ready in the next turn
   const Timed timed(spent_);
   if (!one.channel) one.channel = std::make_unique<Channel>(std::move(one.socket), tls_);
   one.channel->act();

@@ -12,10 +12,11 @@
 
 namespace lockstep::hosts {
 
-/// Where agents connect. A connection costs a descriptor until it sends something, and then a TLS handshake until it
-/// has proved the key or its time is over. Their number is limited, in addition to the awaited agents, and a new one
-/// replaces the one that has taken longest. So strangers can neither fill the memory nor keep agents out, which try
-/// again. While no agent is awaited, strangers get a tenth of the time, so that they hardly delay the run's messages.
+/// The door at which agents connect. A connection costs a descriptor until it sends something, and then a TLS handshake
+/// until it has proved the key or its time is over. The number of connections, besides those of awaited agents, is
+/// limited, and a new one replaces the one that has taken longest. So strangers can neither fill the memory nor keep
+/// out agents, which try again. While no agent is awaited, strangers get a tenth of the time, so that they hardly delay
+/// the run's messages.
 class Door {
  public:
   static constexpr size_t kMostWaiting = 64;
@@ -26,7 +27,7 @@ class Door {
   /// Opens the door on a port (0: any) of these numeric addresses. Throws LaunchError.
   void open(const std::vector<std::string>& addresses, int port);
   void close();
-  /// Sets the number of agents that are awaited, and may all connect at once.
+  /// Sets the number of awaited agents, which may all connect at once.
   void expect(size_t agents) { expected_ = agents; }
   bool is_open() const { return !listeners_.empty(); }
   std::vector<Endpoint> endpoints() const;

@@ -26,7 +26,7 @@ void add_host(std::vector<Host>& hosts, Host host, const std::string& where) {
   if (hosts.size() > kMostHosts) refuse(where + " names more than " + std::to_string(kMostHosts) + " machines");
 }
 
-/// The numbers of "01-03" with their zeros.
+/// Adds the numbers of "01-03", with their zeros.
 void add_numbers(std::vector<std::string>& names, const std::string& prefix, const std::string& range,
                  const std::string& suffix) {
   const size_t dash = range.find('-');
@@ -49,7 +49,7 @@ std::vector<Host> parse_hosts(const std::string& text, int slots) {
   std::string word;
   while (std::getline(words, word, ',')) {
     Host host{.name = word, .slots = slots};
-    // "::1" is an address; a number of ranks follows the only colon, or the one behind a bracket.
+    // "::1" is an address; a number of ranks follows the only colon, or the colon after a bracket.
     const size_t colon = word.rfind(':');
     const bool counted = colon != std::string::npos && (word.find(':') == colon || word[colon - 1] == ']');
     if (counted) {
@@ -88,7 +88,7 @@ std::vector<Host> read_hostfile(const std::string& path, int slots) {
     const auto before =
         std::find_if(hosts.begin(), hosts.end(), [&](const Host& one) { return one.name == host.name; });
     if (before != hosts.end() && !counted && !counted_lines.contains(host.name)) {
-      before->slots = std::min(before->slots + slots, kMaxRanks + 1);  // more than a run may have is refused later
+      before->slots = std::min(before->slots + slots, kMaxRanks + 1);  // a number above a run's limit is refused later
       continue;
     }
     if (counted) counted_lines.insert(host.name);

@@ -5,7 +5,7 @@
 
 namespace lockstep::hosts {
 
-/// A machine of a run and the number of ranks that it has.
+/// A machine of a run and its number of ranks.
 struct Host {
   std::string name;
   int slots = 1;
@@ -16,7 +16,7 @@ struct Host {
 /// (bad command line).
 std::vector<Host> parse_hosts(const std::string& text, int slots);
 
-/// Reads mpirun's format: a line `node1 slots=4` per machine; text after a # is ignored, and so is max_slots. Lines
+/// Reads mpirun's format: a line `node1 slots=4` per machine. Text after a # is ignored, and so is max_slots. Lines
 /// without slots= may repeat a machine, which then has `slots` ranks for each, as in $PBS_NODEFILE. Throws LaunchError
 /// (bad command line), naming the line.
 std::vector<Host> read_hostfile(const std::string& path, int slots);

@@ -9,7 +9,7 @@
 namespace lockstep::hosts {
 
 /// The command that the coordinator starts for machine `node`: the launch command's words, then the agent's.
-/// `endpoints`: the coordinator's addresses, separated by commas. Throws LaunchError (bad command line).
+/// `endpoints` are the coordinator's addresses, separated by commas. Throws LaunchError (bad command line).
 std::vector<std::string> agent_words(const CoordinatorOptions& options, size_t node, const std::string& endpoints);
 
 /// The --dry-run output: each machine's ranks and the command that starts its agent, then the ranks' command. A port

@@ -11,7 +11,7 @@ namespace lockstep::hosts {
 namespace {
 
 constexpr size_t kMostForAgent = 4 << 20;
-/// The time for the agents to kill leftovers and to send the rest of the output.
+/// The time for the agents to kill leftovers and to send the remaining output.
 constexpr std::chrono::seconds kFinishTime(8);
 /// A longer pause between two turns means that this process was stopped.
 constexpr std::chrono::seconds kOwnPause(2);
@@ -225,7 +225,7 @@ void HostsTeam::take_seen(Node& node, const Seen& seen) {
   }
   stop_at_ = std::max(stop_at_, static_cast<uint64_t>(std::max<int64_t>(0, seen.stop_at)));
   if (!seen.stop_asked || stop_asked_) return;
-  // A rank there has got a signal: those of the other machines leave with it.
+  // A rank there has received a signal: those of the other machines leave with it.
   node.leaves = true;
   ask_to_leave();
 }

@@ -61,14 +61,14 @@ class HostsTeam final : public Team {
   Lobby& lobby_;
   KeyValueServer store_;
   StoreRelay relay_;
-  std::vector<size_t> node_of_rank_;  // by rank
-  std::vector<Told> told_;            // by rank
+  std::vector<size_t> node_of_rank_;
+  std::vector<Told> told_;  // by rank
   std::vector<bool> finished_;
   bool stop_asked_ = false;
   int refused_ = 0;  // the last impossible number of ranks reported to the user
   uint64_t stop_at_ = 0;
   std::vector<bool> looked_;  // nodes that have answered the last Look
-  std::optional<Look> look_;  // under way, or answered
+  std::optional<Look> look_;  // in progress, or answered
   Clock::time_point ticked_ = Clock::now();
 };
 

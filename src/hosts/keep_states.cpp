@@ -9,7 +9,7 @@
 namespace lockstep::hosts {
 namespace {
 
-/// Beats come all the while; without them it is given up after kSilence.
+/// Beats continue meanwhile; without them the agent is given up after kSilence.
 constexpr std::chrono::minutes kLongestSave(30);
 
 /// Null if the agent is gone, or takes too long.

@@ -8,8 +8,8 @@ namespace lockstep::hosts {
 constexpr const char* kDefaultLaunchCommand = "ssh -o BatchMode=yes {host}";
 
 /// The words of a template such as "ssh -o BatchMode=yes {host}", split at spaces outside quotes, with {host} replaced
-/// by `host`, followed by `agent`. ssh passes its words to a remote shell, so for it those of `agent` are quoted.
-/// Throws LaunchError (bad command line).
+/// by `host`, followed by `agent`. ssh passes its words to a remote shell, so `agent` is quoted for ssh. Throws
+/// LaunchError (bad command line).
 std::vector<std::string> launch_words(const std::string& launch_command, const std::string& host,
                                       const std::vector<std::string>& agent);
 

@@ -48,7 +48,7 @@ class Probe {
     return {bytes.begin(), bytes.end()};
   }
   void measure(int other);
-  /// The rank with the lower number of the two calls the first of these while the other calls the second.
+  /// The rank with the lower number calls the first of these while the other calls the second.
   FileDescriptor await_connection(const Token& token, std::string& why);
   FileDescriptor connect(int other, const Token& token, std::string& why);
   Token token_of(int from, int to);
@@ -63,7 +63,7 @@ void Probe::meet(const std::string& place) {
   store_.wait({"all/" + place}, kMeetTime);
 }
 
-/// Strangers may connect as well; the token comes through the store, which they cannot read.
+/// Strangers may connect, too; the token comes through the store, which they cannot read.
 Token Probe::token_of(int from, int to) {
   const std::string key = "token/" + std::to_string(from) + "/" + std::to_string(to);
   Token token{};
@@ -112,7 +112,7 @@ FileDescriptor Probe::connect(int other, const Token& token, std::string& why) {
   return socket;
 }
 
-/// The time there and back, and by how much the other's clock is ahead, by the quickest of several pings.
+/// Measures the round-trip time, and how far the other's clock is ahead, by the quickest of several pings.
 void ping(int socket, Json& found) {
   std::vector<double> round_trips;
   int64_t ahead_ns = 0;
@@ -156,7 +156,7 @@ void send_blocks(int socket) {
   }
 }
 
-/// Bytes in a second, from the end of the first block on.
+/// Bytes per second, from the end of the first block on.
 double receive_blocks(int socket) {
   std::string block(kBlockBytes, '\1');
   const Deadline deadline(kAnswerTime);
@@ -209,7 +209,7 @@ void Probe::measure(int other) {
 void Probe::run() {
   set("endpoint/" + std::to_string(rank_), listener_.endpoint.text());
   meet("start");
-  // A tournament: in each of its rounds every machine has one partner, or, where their number is odd, one has none.
+  // A tournament: in each round every machine has one partner or, if their number is odd, one machine has none.
   const int places = world_size_ + world_size_ % 2;
   for (int round = 0; round + 1 < places; ++round) {
     const int last = places - 1;

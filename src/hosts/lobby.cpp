@@ -5,7 +5,7 @@
 namespace lockstep::hosts {
 namespace {
 
-constexpr size_t kMostSilent = 4096;  // they have the key; this only bounds a mistake
+constexpr size_t kMostSilent = 4096;  // they have the key, so this only bounds a mistake
 
 }  // namespace
 
@@ -27,7 +27,7 @@ void Lobby::tick() {
         arrivals_.push_back({decode<Hello>(message->body), std::move(channel)});
         continue;
       } catch (const ProtocolError& error) {
-        // Before the numbers can differ, the greeting may.
+        // The greeting may differ before the protocol numbers do.
         send_away(*channel, 46, std::string("the coordinator runs another version of Lockstep (") + error.what() + ")");
       }
     }

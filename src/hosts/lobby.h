@@ -15,7 +15,7 @@ struct Arrival {
   std::unique_ptr<Channel> channel;
 };
 
-/// The door, and the agents behind it that have not identified themselves yet. Passive, like a Team.
+/// The door, and the agents that have passed it but not identified themselves yet. Passive, like a Team.
 class Lobby {
  public:
   explicit Lobby(const Tls& tls) : door_(tls) {}

@@ -15,9 +15,8 @@ struct MachinePlaces {
 /// The number of ranks on each machine in a start with `ranks` of them. A pure function.
 ///
 /// - A lost machine has none if the others have enough places; otherwise its agent must be started again.
-/// - Surplus places are dropped one by one, first from machines that leave, one from each, then from the last machines.
-/// - Missing places come from those that the first machines still offer. There may be fewer than `ranks` of them in
-///   all.
+/// - Surplus places are dropped one by one, first one from each machine that leaves, then from the last machines.
+/// - Missing places are taken from those that the first machines still offer. There may be fewer than `ranks` in all.
 std::vector<int> share_out(std::vector<MachinePlaces> machines, int ranks);
 
 }  // namespace lockstep::hosts

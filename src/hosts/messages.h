@@ -14,7 +14,7 @@ constexpr size_t kMaxFrameBytes = 8 << 20;
 constexpr size_t kMaxStoreBytes = 64 << 10;  ///< of one Store message
 
 enum class Kind : uint8_t {
-  // From an agent.
+  // Sent by an agent.
   kHello,     ///< Hello, the first message
   kReady,     ///< Ready, after Prepare
   kFailed,    ///< Failed: it cannot carry out an order
@@ -26,10 +26,10 @@ enum class Kind : uint8_t {
   kFinished,  ///< nothing: all output of the ranks has been sent, and none of their processes is left
   kSignal,    ///< Number: a signal to the agent
   kKept,      ///< Kept, in answer to Keep
-  // From the coordinator.
+  // Sent by the coordinator.
   kPrepare,  ///< Prepare
   kStart,    ///< Start
-  kTaken,    ///< Number: bytes of output that may be sent again
+  kTaken,    ///< Number: bytes of output by which more may be sent
   kStop,     ///< Number: a signal for all ranks that run
   kKill,     ///< nothing
   kAsk,      ///< nothing: the ranks are asked to leave
@@ -37,7 +37,7 @@ enum class Kind : uint8_t {
   kFinish,   ///< nothing
   kKeep,     ///< Keep: the run gives up; write the state in this machine's memory
   kOver,     ///< Over: the run has ended, or the agent is refused
-  // From both.
+  // Sent by both.
   kStore,  ///< Store
   kBeat,   ///< nothing
 };
@@ -65,7 +65,7 @@ struct Prepare {
   std::vector<std::string> command;
   std::vector<std::string> environment;  ///< empty: the agent's own
   std::string folder;                    ///< to run in; empty: the agent's own
-  std::string address;                   ///< for its ranks; empty: that of its route to the coordinator
+  std::string address;                   ///< for its ranks; empty: its route's to the coordinator
   std::string run_dir;
   bool keep_run_dir = false;
   int slots = 1;
@@ -98,7 +98,7 @@ struct Start {
   int slots = 1;  ///< ranks here
   int first_rank = 0;
   int world_size = 1;
-  int node = 0;  ///< this machine's number among those that have ranks
+  int node = 0;  ///< this machine's number among those with ranks
   int nodes = 1;
   int restarts = 0;
   std::string master_address;
@@ -151,7 +151,7 @@ struct Page {
 };
 
 struct Pages {
-  int64_t now_ns = 0;  ///< on the agent's clock, as are the times on the pages
+  int64_t now_ns = 0;  ///< on the agent's clock, like the times on the pages
   std::vector<Page> pages;
   void fields(auto& wire) { wire(now_ns), wire(pages); }
 };

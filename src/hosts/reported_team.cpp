@@ -9,7 +9,7 @@ namespace lockstep::hosts {
 namespace {
 
 constexpr std::chrono::milliseconds kSeenEvery(500);
-/// Output on its way that the coordinator has not taken yet.
+/// Output in flight that the coordinator has not taken yet.
 constexpr size_t kMostUntaken = 1 << 20;
 constexpr size_t kMostToSend = 4 << 20;
 
@@ -132,7 +132,7 @@ void ReportedTeam::tell_ends() {
   for (const std::string& message : team_.take_messages()) std::cerr << "lockstep: " << message << "\n";
   const auto ends = team_.take_ends();
   if (ends.empty()) return;
-  tell_pages();  // what a rank wrote last explains its end
+  tell_pages();  // a rank's last writes explain its end
   for (const RankEnd& end : ends)
     channel_.send(Kind::kEnded,
                   Ended{.rank = end.rank,

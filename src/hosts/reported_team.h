@@ -20,22 +20,21 @@ constexpr std::chrono::milliseconds kTellEvery(100);
 /// once, pages and observations of the processes from time to time. Passive, like a Team.
 class ReportedTeam {
  public:
-  /// Starts the ranks and reports their pids. `address`: of this machine. `channel` outlives the object. Throws
-  /// LaunchError.
+  /// Starts the ranks and reports their pids. `address` is this machine's. Throws LaunchError.
+  /// REQUIRES: `channel` outlives the object.
   ReportedTeam(Channel& channel, const TeamSetup& setup, const Start& order, const std::string& address);
 
   void watch(PollSet& polled);
-  /// The next time at which tell() has work.
   Clock::time_point due() const { return tell_at_; }
   /// Reports events to the coordinator.
   void tell();
   /// Carries out the coordinator's orders to running ranks. Throws ProtocolError for any other message.
   void take(const Channel::Message& message);
-  /// Kills the ranks' leftovers, reports the rest, and waits until nothing is left.
+  /// Kills the ranks' leftovers, reports the rest, and waits until no process is left.
   void finish();
-  /// What is known of the ranks here.
+  /// The present knowledge about the ranks here.
   std::vector<RankView> views() { return team_.observe(false, false).ranks; }
-  /// The coordinator is gone: kills the ranks, and waits until nothing is left.
+  /// Called when the coordinator is gone: kills the ranks, and waits until no process is left.
   void end();
 
  private:

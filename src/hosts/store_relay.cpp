@@ -11,7 +11,7 @@
 namespace lockstep::hosts {
 namespace {
 
-/// A reader that leaves more than this is broken: no request or answer of the store is as large.
+/// A reader that leaves more than this is broken, because no request or answer of the store is as large.
 constexpr size_t kMostUnread = 64 << 20;
 
 }  // namespace

@@ -10,18 +10,17 @@
 
 namespace lockstep::hosts {
 
-/// Relays the ranks' connections to the key-value store over channels. On each side a rank has a socket of its own,
-/// whose output goes to the other side as messages.
+/// Relays the ranks' connections to the key-value store over channels. On each side a rank has its own socket, whose
+/// output goes to the other side as messages.
 class StoreRelay {
  public:
-  /// A rank's bytes, for the other side; none: its connection has ended.
+  /// A rank's bytes for the other side; none: its connection has ended.
   using Send = std::function<void(int rank, std::string_view bytes)>;
 
   explicit StoreRelay(Send send) : send_(std::move(send)) {}
 
-  /// Relays the traffic of `socket` for `rank`.
   void add(int rank, FileDescriptor socket);
-  /// `may_send`: whether the rank's channel accepts more now.
+  /// `may_send` tells whether the rank's channel accepts more now.
   void watch(PollSet& polled, const std::function<bool(int rank)>& may_send);
   /// Delivers bytes from the other side; none means that its connection has ended.
   void deliver(int rank, std::string_view bytes);

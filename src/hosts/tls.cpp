@@ -13,7 +13,7 @@ constexpr std::string_view kIdentity = "lockstep-run";
 
 const Key& key_of(SSL* ssl) { return static_cast<const Tls*>(SSL_CTX_get_app_data(SSL_get_SSL_CTX(ssl)))->key(); }
 
-/// The key in the form in which OpenSSL takes an external one; null if it has no memory.
+/// The key in the form in which OpenSSL takes an external one; null if out of memory.
 SSL_SESSION* session_with(SSL* ssl) {
   SSL_SESSION* session = SSL_SESSION_new();
   if (session == nullptr) return nullptr;
@@ -57,7 +57,7 @@ Tls::Tls(const Key& key, Side side) : key_(key), side_(side), context_(SSL_CTX_n
     SSL_CTX_set_psk_find_session_callback(context, find_key);
     return;
   }
-  // A peer that shows a certificate instead of the key is refused: there is none that we would trust.
+  // A peer that shows a certificate instead of the key is refused, because no certificate is trusted.
   SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
   SSL_CTX_set_psk_use_session_callback(context, offer_key);
 }

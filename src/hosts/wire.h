@@ -21,11 +21,11 @@ struct ProtocolError : Error {
 };
 
 /// Messages between the coordinator and its agents are frames: uint32 length of the rest | uint8 kind | body. A body is
-/// the message's fields, one after the other: numbers as 8 bytes, little endian; texts and lists with their size before
-/// them. Never allocates more than the size of the received bytes.
+/// the message's fields, one after the other: numbers as 8 bytes, little endian; texts and lists preceded by their
+/// size. Never allocates more than the size of the received bytes.
 struct Frame {
   uint8_t kind = 0;
-  std::string_view body;  ///< into the bytes it was parsed from
+  std::string_view body;  ///< into the parsed bytes
   size_t bytes = 0;       ///< length of the whole frame
 };
 
@@ -60,7 +60,7 @@ class WireWriter {
   template <typename T>
   requires requires(T& message, WireWriter& writer) { message.fields(writer); }
   void operator()(const T& message) {
-    const_cast<T&>(message).fields(*this);  // only reads when it writes to the wire
+    const_cast<T&>(message).fields(*this);  // only reads when writing to the wire
   }
 
   std::string out;
@@ -101,7 +101,7 @@ class WireReader {
   bool done() const { return rest_.empty(); }
 
  private:
-  /// A number of items, each of at least `bytes_each` bytes.
+  /// A number of items of at least `bytes_each` bytes each.
   size_t count(size_t bytes_each) {
     uint64_t number = 0;
     (*this)(number);

@@ -11,21 +11,21 @@
 namespace lockstep::hosts {
 
 /// The environment of a machine's ranks: the coordinator's, except for variables that describe a single machine or
-/// login, which are taken from the machine's agent.
+/// login, which come from the machine's agent.
 EnvironmentBlock environment_here(const EnvironmentBlock& coordinators, const EnvironmentBlock& own);
 
 /// The folder, environment, commands and address with which the ranks of one machine start, from the coordinator's
 /// plan.
 class Workplace {
  public:
-  /// Changes to the plan's folder. `own`: the agent's environment. `interface`: the interface of the ranks' address;
-  /// empty: the plan's address, or `local_address` if the plan has none. Throws LaunchError.
+  /// Changes to the plan's folder. `own` is the agent's environment. `interface` is the interface of the ranks'
+  /// address; empty: the plan's address, or `local_address` if the plan has none. Throws LaunchError.
   Workplace(const Prepare& plan, const EnvironmentBlock& own, const std::string& interface,
             const std::string& local_address);
 
   /// The facts that the coordinator compares between machines.
   Ready ready() const;
-  /// The setup for the ranks of a start. It refers to this object, as does the team made of it. Throws LaunchError.
+  /// The setup for the ranks of a start. It refers to this object, as does the team made from it. Throws LaunchError.
   TeamSetup setup(const Start& order, const LauncherSettings& settings, const Guard& guard, int memory_fd);
 
   const std::string& address() const { return address_; }

@@ -16,7 +16,7 @@ int print_launcher_error(const std::exception& error, int exit_code, const std::
 
 std::string page_line_of_exception(std::string_view text) {
   if (launchers_board() != nullptr) return "";
-  // Nobody else reads this page, so it judges itself as the launcher would.
+  // No other process reads this page, so this one judges itself as the launcher would.
   RankPage& page = own_page();
   page.fail_by_exception(text, false);
   const RankEnd failed{.how = {ProcessEnd::Kind::kExited, 1}};

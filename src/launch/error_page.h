@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// The last line printed about an error: the command that explains it by the launcher's code, and prints the row of
+/// The last line printed about an error: the command that explains the launcher's code by printing the row of
 /// docs/errors.md, which is not installed: "  explain   lockstep explain 49\n".
 std::string page_line(int exit_code);
 

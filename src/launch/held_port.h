@@ -7,7 +7,7 @@
 namespace lockstep {
 
 /// A free TCP port of a numeric address of this machine, reserved for a process that will listen on it with
-/// SO_REUSEADDR (as c10d's TCPStore does). Nothing listens here, and the kernel does not hand out the port as a free
+/// SO_REUSEADDR (as c10d's TCPStore does). Nothing listens here, and the kernel does not give out the port as a free
 /// one.
 class HeldPort {
  public:

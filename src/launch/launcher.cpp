@@ -16,7 +16,7 @@
 #include "launch/run_reporter.h"
 #include "launch/run_state.h"
 
-// One thread, one poll loop. Each turn lists the descriptors to wait for (watch_all), waits, and lets each ready one
+// One thread and one poll loop. Each turn lists the descriptors to wait for (watch_all), waits, and lets each ready one
 // act. Everything that affects the run - ends, signals, time, the ranks' pages - goes as an event through next(), which
 // returns actions (run_state.h). This file only carries them out, and RunReporter reports them. Nothing in a turn
 // blocks: it never waits for sockets, pipes or the terminal; only log files are written at once.
@@ -27,7 +27,6 @@ namespace {
 /// How long a reader of the launcher's output may take for the rest of the ranks' output.
 constexpr std::chrono::seconds kFlushTimeout(30);
 
-/// State shared by all starts of a run.
 struct SharedByStarts {
   explicit SharedByStarts(const LaunchOptions& options) : display(options.shown_ranks) {}
 
@@ -67,10 +66,10 @@ class Launcher {
   void report_start();
   void restart();
 
-  LaunchOptions options_;  // `ranks` changes where a run is elastic
+  LaunchOptions options_;  // `ranks` changes in an elastic run
   const EnvironmentBlock environment_;
-  RankPlaces* const places_;           // null: this machine
-  std::vector<RankCommand> commands_;  // by rank
+  RankPlaces* const places_;  // null: this machine
+  std::vector<RankCommand> commands_;
   const RunFolder folder_;
   SharedByStarts shared_;
   RunReporter reporter_;
@@ -84,7 +83,7 @@ class Launcher {
   bool done_ = false;
 };
 
-/// On other machines the ranks are planned by their starter; here it only matters that there is such a program.
+/// Ranks on other machines are planned by their starter; here only the existence of the program matters.
 LaunchOptions one_rank_of(LaunchOptions options) {
   options.ranks = 1;
   return options;
@@ -143,7 +142,7 @@ void Launcher::start_team() {
   reporter_.ranks_started(state_, *team_);
 }
 
-/// In a catch block. Throws, as it came, an error after which no rank has ever run.
+/// Called in a catch block. Rethrows unchanged an error after which no rank has ever run.
 void Launcher::fail_to_start(const Error& error) {
   const auto* const known = dynamic_cast<const LaunchError*>(&error);
   apply(StartFailed{.exit_code = known != nullptr ? known->exit_code : kExitResourceLimit,
@@ -209,7 +208,7 @@ void Launcher::take_signals() {
     }
     // The session in which the run was started has ended: a run continues without its terminal.
     if (signal == SIGHUP && shared_.display.terminal_is_gone()) continue;
-    if (is_over()) done_ = true;  // only its own output is left, which nobody reads
+    if (is_over()) done_ = true;  // only its own output is left, and has no reader
     due_ = true;
     apply(SignalReceived{signal});
   }

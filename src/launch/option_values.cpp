@@ -15,7 +15,7 @@ namespace {
   throw LaunchError(kExitBadCommandLine, option + " takes " + wanted + "; it got '" + text + "'");
 }
 
-/// The number that is all of `text`; `error` otherwise.
+/// The number that forms all of `text`; throws `error` otherwise.
 template <typename Number>
 Number read(std::string_view text, Number error) {
   Number number{};

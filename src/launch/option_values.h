@@ -13,8 +13,8 @@ struct RankRange {
   bool contains(int ranks) const { return min <= ranks && ranks <= max; }
 };
 
-// Parse the values of options of `lockstep run`. All throw LaunchError (bad command line) that names option, value and
-// the expected form.
+// Parsers for the values of options of `lockstep run`. All throw LaunchError (bad command line) with the option, the
+// value and the expected form.
 
 /// A number of seconds, decimals allowed, from one millisecond to kNever; "off" is kNever if `may_be_off`.
 std::chrono::milliseconds parse_seconds(const std::string& option, const std::string& text, bool may_be_off);

@@ -42,7 +42,7 @@ constexpr std::string_view kReplaced[] = {
     "TORCHELASTIC_USE_AGENT_STORE",
 };
 
-constexpr const char* kThreads = "OMP_NUM_THREADS";  // torchrun sets it as well, to 1
+constexpr const char* kThreads = "OMP_NUM_THREADS";  // torchrun sets it, too, to 1
 
 std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
 

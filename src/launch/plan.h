@@ -15,15 +15,15 @@ namespace lockstep {
 /// The failure of a run, for a program that started ranks.
 struct RunFailure {
   int exit_code = 0;
-  int rank = -1;     ///< the culprit; -1: none is known
-  std::string what;  ///< its own words (an exception's text), or how it ended
+  int rank = -1;     ///< the culprit; -1: none known
+  std::string what;  ///< its own words (an exception's text), or the way it ended
 };
 
 /// The CPUs on which a rank may run.
 enum class Binding {
-  kNone,  ///< all that the launcher may use
+  kNone,  ///< all CPUs that the launcher may use
   kCore,  ///< a share of them that no other rank has
-  kNuma,  ///< those of its NUMA node, whose memory it takes first
+  kNuma,  ///< the CPUs of its NUMA node, whose memory it takes first
 };
 
 constexpr int kMaxRanks = 4096;  ///< far above any machine; catches a typing error
@@ -31,24 +31,23 @@ constexpr int kMaxRanks = 4096;  ///< far above any machine; catches a typing er
 /// As a number of restarts: no limit.
 constexpr int kAnyNumber = INT_MAX;
 
-/// The options of `lockstep run`.
 struct LaunchOptions {
-  int ranks = 1;  ///< to begin with, if it is elastic
+  int ranks = 1;  ///< initially, if the run is elastic
   Binding bind = Binding::kNone;
   int max_restarts = 0;                            ///< after failures, in total; kAnyNumber: no limit
-  int restarts_per_hour = kAnyNumber;              ///< of these
-  std::optional<RankRange> elastic;                ///< how many ranks it may have; empty: `ranks`, always
+  int restarts_per_hour = kAnyNumber;              ///< out of max_restarts
+  std::optional<RankRange> elastic;                ///< allowed numbers of ranks; empty: `ranks`, always
   std::chrono::milliseconds hang_timeout{300000};  ///< kNever: a hang ends nothing
   std::string run_dir;                             ///< empty: a new folder under runs/
   std::string program;                             ///< path to execute; empty: found by command[0]
-  std::vector<std::string> command;                ///< program and arguments, the program as it was given
+  std::vector<std::string> command;                ///< program and arguments, with the program as given
   std::chrono::milliseconds grace{5000};           ///< from asking the ranks to stop until killing them
   std::vector<int> shown_ranks = {0};              ///< ranks shown on the terminal, ascending
   std::optional<int> debugged_rank;                ///< the rank that runs under a debugger, on the terminal
 
   // For lockstep::spawn, whose ranks belong to a program.
   bool in_process = false;  ///< no folder, no messages; the ranks write where the launcher does
-  std::function<void(const RunFailure&)> on_failure;  ///< called for a failure, which is not printed then
+  std::function<void(const RunFailure&)> on_failure;  ///< called for a failure, which is then not printed
 };
 
 /// Longer than any wait that is meant to end; fits an int in milliseconds.
@@ -57,7 +56,6 @@ constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 7);
 /// An environment in exec's form: NAME=value.
 using EnvironmentBlock = std::vector<std::string>;
 
-/// One rank's place in a run.
 struct RankPlace {
   int rank = 0;
   int world_size = 1;
@@ -90,10 +88,9 @@ std::string new_run_id(std::chrono::system_clock::time_point now, int pid);
 /// already set stays, unless an outer `lockstep run` has set it.
 EnvironmentBlock rank_environment(const EnvironmentBlock& inherited, const RankPlace& place);
 
-/// The value of `name`, or `fallback`.
 std::string find_variable(const EnvironmentBlock& environment, const std::string& name, const std::string& fallback);
 
-/// Whether the launcher itself sets or removes variables of this name.
+/// Whether the launcher itself sets or removes this variable.
 bool is_launchers_variable(const std::string& name);
 
 /// `environment` with `variables` added, replacing those of the same name.
@@ -104,7 +101,7 @@ EnvironmentBlock with_variables(const EnvironmentBlock& environment, const Envir
 int parse_rank_count(const std::string& option, const std::string& text, int usable_cores, int gpus = 0);
 
 /// The path to execute for `name`: `name` itself if it has a slash, else its first match in `search_path`. Throws
-/// LaunchError (not started) that names what was searched for, and where.
+/// LaunchError (not started), naming what was searched for, and where.
 std::string find_program(const std::string& name, const std::string& search_path);
 
 /// The folder of a new run: runs/20240131-235959-train-4711.

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kOptions[] = {"--ranks", "--hang-timeout", "--grace"};
 
-/// The option that `word` is, or that it begins with before a "="; empty: none.
+/// The option that `word` is, or begins with before a "="; empty: none.
 std::string_view option_of(const std::string& word) {
   for (const std::string_view option : kOptions)
     if (word.starts_with(option) && (word.size() == option.size() || word[option.size()] == '=')) return option;

@@ -13,10 +13,10 @@ struct RanksArgument {
   int ranks = 1;
   std::optional<std::chrono::milliseconds> hang_timeout;  ///< --hang-timeout S, or off
   std::optional<std::chrono::milliseconds> grace;         ///< --grace S
-  std::vector<std::string> arguments;                     ///< from the program's name on
+  std::vector<std::string> arguments;                     ///< starting with the program's name
 };
 
-/// Finds them before any "--". Empty if there is no --ranks: then the other options are the program's own. Throws
+/// Finds them before any "--". Empty if there is no --ranks: the other options are then the program's own. Throws
 /// LaunchError (bad command line) if a value cannot be read, or an option is repeated.
 std::optional<RanksArgument> find_ranks_argument(const std::vector<std::string>& arguments, int usable_cores);
 

@@ -16,7 +16,7 @@ constexpr std::chrono::milliseconds kFirstPause(250);
 constexpr Clock::duration kLongestPause = std::chrono::seconds(60);
 constexpr std::chrono::seconds kSilentProgress(10);
 
-/// A signal that asks to leave kills a rank that has not yet joined, so that nothing listens for it.
+/// A signal that asks to leave kills a rank that has not yet joined, because nothing handles it there.
 bool came_from_outside(const Failure& failure) {
   const ProcessEnd& how = failure.how;
   return how.kind == ProcessEnd::Kind::kLost ||
@@ -33,7 +33,7 @@ bool is_same(const Failure& one, const Failure& other) {
          one.how == other.how && one.text == other.text;
 }
 
-/// How often in a row, this time included, the run failed in this way.
+/// The number of consecutive failures of this kind, including this one.
 int times_in_a_row(const RestartHistory& history, const Failure& failure) {
   const auto& before = history.failures;
   const auto other =
@@ -41,7 +41,7 @@ int times_in_a_row(const RestartHistory& history, const Failure& failure) {
   return 1 + static_cast<int>(other - before.rbegin());
 }
 
-/// Failures, this one included.
+/// The number of failures within the hour, including this one.
 int within_the_hour(const RestartHistory& history, const Failure& failure) {
   return 1 + static_cast<int>(std::count_if(history.failures.begin(), history.failures.end(),
                                             [&](const Failure& one) { return one.at + kMemory > failure.at; }));
@@ -54,7 +54,7 @@ bool failed_here_before(const RestartHistory& history, const Failure& failure) {
   });
 }
 
-/// Steps that are made over and over are no progress, either.
+/// Steps that are repeated over and over are no progress, either.
 Clock::duration pause_after(const RestartHistory& history, const Failure& failure) {
   const int fruitless = failure.progress ? 0 : history.fruitless + 1;
   const int level = std::max(fruitless, times_in_a_row(history, failure)) - kImmediate;
@@ -62,7 +62,7 @@ Clock::duration pause_after(const RestartHistory& history, const Failure& failur
   return std::min<Clock::duration>(kFirstPause * (1 << std::min(level - 1, 12)), kLongestPause);
 }
 
-/// Why nothing may be started; empty: it may.
+/// The reason why no start is allowed; empty: one is.
 std::string objection(const RestartLimits& limits, const RestartHistory& history, const Failure& failure) {
   if (history.restarts >= limits.in_total)
     return "all " + std::to_string(limits.in_total) + " of --max-restarts were made";
@@ -100,7 +100,7 @@ Failure failure_of(const Verdict& verdict, const Evidence& evidence, Clock::time
   failure.rank = verdict.culprit->rank;
   failure.how = verdict.culprit->how;
   failure.text = account.failure_text;
-  // Only rank 0 knows the checkpoint that all went on from.
+  // Only rank 0 knows the checkpoint that all resumed.
   if (account.phase > RankStatus::Phase::kCommunicates)
     failure.step = evidence.ranks[0].account.first_step + account.steps;
   return failure;

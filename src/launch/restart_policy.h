@@ -15,18 +15,17 @@ namespace lockstep {
 /// Whether schedulers send this signal before they kill: SIGTERM and SIGUSR1.
 bool asks_to_leave(int signal);
 
-/// Restart limits set by the user.
 struct RestartLimits {
   int in_total = 0;
   int per_hour = kAnyNumber;
   std::optional<RankRange> elastic;
 };
 
-/// One failure of a run, with the facts by which later ones are compared.
+/// One failure of a run, with the facts that are compared with later ones.
 struct Failure {
   Clock::time_point at;
   int ranks = 1;  ///< of the team that failed
-  int rank = -1;  ///< the culprit; -1: none is known
+  int rank = -1;  ///< the culprit; -1: none known
   int exit_code = 0;
   ProcessEnd how;
   std::string text;             ///< from the culprit's page
@@ -35,7 +34,7 @@ struct Failure {
   int lost_ranks = 0;           ///< of lost machines
 };
 
-/// The failure of ranks that were started at `started`, by the verdict.
+/// The failure, by the verdict, of ranks that were started at `started`.
 Failure failure_of(const Verdict& verdict, const Evidence& evidence, Clock::time_point started, Clock::time_point now);
 
 /// Whether the ranks have made a step or saved a state. Ranks that report neither count as having made progress after
@@ -56,16 +55,16 @@ struct RestartDecision {
   int ranks = 1;             ///< of the next team
   int left_out = -1;         ///< the rank without a place in it; -1: none, or those of lost machines
   Clock::duration pause{0};  ///< before it
-  std::string why;           ///< the change of the number of ranks, or why there is no restart; may be empty
+  std::string why;           ///< why the number of ranks changes, or why there is no restart; may be empty
   int exit_code = 0;         ///< of the run without a restart: the failure's, or kExitTooFewRanks
-  Failure failure;           ///< the failure decided on
+  Failure failure;
 };
 
 /// Whether, when and with how many ranks a run is started again after `failure`. A pure function.
 ///
 /// - There are no more restarts than the limits allow.
 /// - An external cause (SIGKILL, also by the kernel for memory; SIGTERM and SIGUSR1 of a scheduler; a lost machine)
-///   says nothing about the program: within the limits it is always followed by a restart.
+///   says nothing about the program: within the limits a restart always follows.
 /// - If one rank fails by itself twice in a row in the same step with the same error, it has a bug that a restart does
 ///   not repair.
 /// - A rank that fails by itself in a start without a step would do so again.

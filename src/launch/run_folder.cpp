@@ -45,7 +45,7 @@ void RunFolder::lock() {
   do {
     lock_ = FileDescriptor(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
     trouble = lock_ && ::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
-    // Its owner may have removed it in between, with an end of its run.
+    // Its owner may have removed it in between, at the end of its run.
   } while (trouble == 0 && !has_name(lock_.get(), file));
   if (trouble == 0) return;
   if (trouble != EWOULDBLOCK) {
@@ -54,12 +54,12 @@ void RunFolder::lock() {
     return;
   }
   lock_.reset();
-  keep_if_empty_ = true;  // it is the other's
+  keep_if_empty_ = true;  // it belongs to the other launcher
   std::string who = "another launcher";
   try {
     who += ", process " + std::to_string(RunRecord::read(path_).launcher.pid) + ",";
   } catch (const Error&) {
-    // It has not started its ranks yet.
+    // The launcher has not started its ranks yet.
   }
   throw LaunchError(kExitStorage, who + " uses the run folder " + path_ +
                                       "; give each run a folder of its own with --run-dir FOLDER, or none");

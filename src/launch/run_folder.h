@@ -13,13 +13,13 @@ std::string run_dir_of(const LaunchOptions& options);
 /// The lock file in a run's folder, held by its launcher while it lives.
 inline constexpr const char* kLockFile = ".lock";
 
-/// The folder for a run's files. It is created, or found writable, before any rank starts. A folder that nobody asked
-/// for (no --run-dir) is removed at the end if it is empty.
+/// The folder for a run's files. It is created, or found writable, before any rank starts. A folder that the user did
+/// not request (no --run-dir) is removed at the end if it is empty.
 class RunFolder {
  public:
   enum class Use {
     kAlone,   ///< a launcher's: another one is refused while this object lives
-    kShared,  ///< of an agent, beside the launcher's
+    kShared,  ///< an agent's, next to the launcher's
   };
   /// Empty path: no folder. Throws LaunchError (storage).
   RunFolder(const std::string& path, bool keep_if_empty, Use use);

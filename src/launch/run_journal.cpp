@@ -17,7 +17,7 @@ namespace {
 
 using EventJson = nlohmann::ordered_json;
 
-constexpr size_t kMostUnwritten = 1 << 20;  ///< of a file; later lines are lost
+constexpr size_t kMostUnwritten = 1 << 20;  ///< per file; later lines are lost
 
 std::string line_of(const EventJson& json) {
   return json.dump(-1, ' ', /*ensure_ascii=*/false, EventJson::error_handler_t::replace) + "\n";
@@ -41,7 +41,7 @@ void RunJournal::add_event(const std::string& line, bool worth_a_file) {
   if (writes_events_) add("events.jsonl", std::exchange(kept_back_, {}));
 }
 
-/// Whole lines or none: one that is cut short by a full disk would spoil the next. What could not be written is when
+/// Writes whole lines or none: a line cut short by a full disk would spoil the next. Unwritten lines are written when
 /// there is room again.
 void RunJournal::add(const std::string& file, const std::string& lines) {
   if (folder_.empty()) return;

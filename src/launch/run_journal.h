@@ -12,8 +12,8 @@ namespace lockstep {
 
 /// The files in a run's folder that report events to programs: events.jsonl as they happen, starts.jsonl after each
 /// start, a report after each failure. docs/launcher.md names their fields. Without a folder nothing is written. A
-/// write error is reported once by take_troubles(), and the run goes on; the lines are written later, if there is room
-/// again.
+/// write error is reported once by take_troubles(), and the run continues; the lines are written later, if there is
+/// room again.
 class RunJournal {
  public:
   /// Deletes the files of an earlier run in the folder. Empty: no folder. `asked_for`: the user named the folder;

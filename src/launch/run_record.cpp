@@ -74,7 +74,7 @@ RunRecord::Contents RunRecord::read(const std::string& folder) {
     for (const Json& rank : json.at("ranks")) contents.ranks.push_back(from_json(rank));
     if (json.contains("hosts")) contents.hosts = json["hosts"].get<std::vector<std::string>>();
     contents.hosts.resize(contents.ranks.size());
-    // It will be run: so only what this user has written counts.
+    // It will be executed, so only a file that this user has written counts.
     struct stat status {};
     if (::stat((folder + "/run.json").c_str(), &status) == 0 && status.st_uid == ::geteuid())
       contents.launch_command = json.value("launch_command", "");

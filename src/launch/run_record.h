@@ -20,7 +20,7 @@ ProcessIdentity identify(pid_t pid);
 bool is_there(const ProcessIdentity& process);
 
 /// The file RUN/run.json, by which `lockstep status` and others find the processes of a run. It exists while the ranks
-/// run. If it cannot be written, the run goes on without it.
+/// run. If it cannot be written, the run continues without it.
 class RunRecord {
  public:
   struct Contents {

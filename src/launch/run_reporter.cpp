@@ -95,7 +95,7 @@ void RunReporter::start_ended(const RunState& state, Team& team, const std::vect
   if (!is_over(state)) journal_.write_report(report_, next_restart(state));
 }
 
-/// The report without the remaining training state and the report's own path.
+/// The report, without the remaining training state and the report's own path.
 FailureReport RunReporter::report_of(const RunState& state, const Team& team,
                                      const std::vector<RankCommand>& commands) const {
   const Evidence& evidence = state.evidence;
@@ -134,7 +134,7 @@ void RunReporter::record_start(const RunState& state) {
   journal_.start_ended(start, report_, is_over(state));
 }
 
-/// The run gives up.
+/// Called when the run gives up.
 void RunReporter::keep_state(int exit_code) {
   keeper_.keep(exit_code);
   report_.left = keeper_.left();
@@ -142,7 +142,7 @@ void RunReporter::keep_state(int exit_code) {
 
 void RunReporter::next_start_failed(const RunState& state, const std::string& why) {
   tell_user(why);
-  // The block is about the failure before, which is why there was another start.
+  // The block describes the previous failure, which caused the new start.
   report_.exit_code = state.exit_code;
   report_.no_restart = "the next start failed: " + why;
   report_.goes_on = false;
@@ -157,7 +157,7 @@ void RunReporter::first_start_failed(const RunState& state) {
 
 void RunReporter::run_ended(const RunState& state) {
   if (state.exit_code != kExitOk) {
-    if (report_.goes_on) {  // a signal came before the next start
+    if (report_.goes_on) {  // a signal arrived before the next start
       report_.goes_on = false;
       report_.report_path = journal_.report_path(0);
       keep_state(state.exit_code);

@@ -14,27 +14,26 @@
 
 namespace lockstep {
 
-/// Reports on a run: to the user on the terminal, to programs by the files in its folder. Verdicts on ended ranks and
-/// decisions are made before, and are in the state. When the run gives up, the reporter first has the remaining
-/// training state written to disk.
+/// Reports on a run: to the user on the terminal, to programs by the files in its folder. Verdicts and decisions have
+/// already been made, and are in the state. When the run gives up, the reporter first has the remaining training state
+/// written to disk.
 class RunReporter {
  public:
-  /// `options`, `places` (null: this machine) and `display` outlive it; the number of ranks may change meanwhile.
-  /// `folder`: of the run, empty without one. `state_memory`: of StateMemory.
+  /// `folder` is the run's, or empty. `state_memory` is StateMemory's descriptor. The number of ranks may change
+  /// meanwhile.
+  /// REQUIRES: `options`, `places` (null: this machine) and `display` outlive it.
   RunReporter(const LaunchOptions& options, const std::string& folder, int state_memory, RankPlaces* places,
               Display& display);
 
   void tell_user(const std::string& text);
 
-  /// The ranks are about to be started.
   void start_begins();
   void ranks_started(const RunState& state, Team& team);
   void rank_ended(const RankEnd& end);
-  /// All ranks have ended. `commands`: by rank, or one for all if they run on other machines.
+  /// Called when all ranks have ended. `commands` is by rank, or one for all if they run on other machines.
   void start_ended(const RunState& state, Team& team, const std::vector<RankCommand>& commands);
-  /// No other start follows, because the ranks of the next one could not be started.
+  /// Called when no other start follows, because its ranks could not be started.
   void next_start_failed(const RunState& state, const std::string& why);
-  /// No start follows, because the ranks of the first one could not be started.
   void first_start_failed(const RunState& state);
   void run_ended(const RunState& state);
 

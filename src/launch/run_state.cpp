@@ -20,15 +20,15 @@ using std::chrono::seconds;
 constexpr seconds kKillTime(10);
 /// How long an accused rank may take to end by itself before it is told to: its own end reveals more.
 constexpr milliseconds kSettleTime(250);
-/// While a rank is gone that another may come to wait for.
+/// The interval while a rank is gone that another may come to wait for.
 constexpr milliseconds kLookForMissingEvery(500);
 /// How long before a note, or the end, the states of processes are needed.
 constexpr seconds kLookAhead(2);
 constexpr seconds kFirstNote(5);
-constexpr int kNextNote = 5;  ///< times as long idle as at the note before
-/// After a start that failed.
+constexpr int kNextNote = 5;  ///< idle times since the previous note
+/// After a failed start.
 constexpr seconds kLongestPauseOfAgents(1);
-/// The grace of ranks that will be started again: a longer one would be of no use.
+/// The grace of ranks that will be started again; a longer one would be useless.
 constexpr milliseconds kGraceBeforeRestart(100);
 
 struct StateMachine {
@@ -87,7 +87,7 @@ bool asks_for_stops(const std::vector<RankView>& ranks) {
 
 void StateMachine::on(const RankEnded& event) {
   RankEnd end = event.end;
-  // In kRunning: a signal arrived in this very turn, and the ranks may have got it, too.
+  // In kRunning: a signal arrived in this same turn, and the ranks may have got it, too.
   end.stopped = !is_up() || (state.phase == Phase::kRunning && state.evidence.stop_signal != 0);
   state.evidence.ends.push_back(end);
 }
@@ -105,7 +105,7 @@ void StateMachine::on(const SignalReceived& event) {
       }
       return;
     case Phase::kLeaving:
-      if (first && asks_to_leave(event.signal)) return;  // the ranks got it before: a scheduler signals all processes
+      if (first && asks_to_leave(event.signal)) return;  // the ranks already got it: a scheduler signals all processes
       state.evidence.asked_twice = true;
       tell_user(signal_name(event.signal) + ": stopping the ranks at once");
       return stop(SIGTERM);
@@ -171,7 +171,7 @@ void StateMachine::on(const RanksObserved& event) {
   }
 }
 
-/// By what is known so far: the verdict may still be another.
+/// Goes by the evidence so far: the verdict may still differ.
 void StateMachine::look_for_failure() {
   const Verdict verdict = judge(state.evidence);
   if (!verdict.culprit) return;
@@ -188,7 +188,7 @@ void StateMachine::look_for_missing_rank() {
   state.may_miss_a_rank = may_miss_a_rank(state.evidence.ends, state.evidence.ranks);
   const auto missing = find_missing_rank(state.evidence.ends, state.evidence.ranks);
   if (!missing) return state.missing_counts_at.reset();
-  // A rank may have ended at the instant in which all had met, before the last had noted that on its page.
+  // A rank may have ended at the instant in which all had met, before the last had recorded that on its page.
   if (!state.missing_counts_at) state.missing_counts_at = now + kSettleTime;
   if (now < *state.missing_counts_at) return;
   state.evidence.missing = missing;
@@ -231,7 +231,7 @@ void StateMachine::ask_to_leave() {
   act(Kind::kAskToLeave);
 }
 
-/// A rank got a signal of its own: its place is about to disappear.
+/// A rank got its own signal: its place is about to disappear.
 void StateMachine::leave_one_out() {
   const int rest = state.settings.ranks - 1;
   if (!state.settings.elastic || rest < state.settings.elastic->min || state.evidence.stop_signal != 0) return;
@@ -272,7 +272,7 @@ void StateMachine::on(const EvidenceGathered& event) {
 
 void StateMachine::decide_what_follows() {
   const Verdict& verdict = state.verdict;
-  // Nothing is started beside a rank that survived even SIGKILL.
+  // Nothing is started next to a rank that survived even SIGKILL.
   if (verdict.exit_code == kExitOk || is_ended_by_signal() || !state.all_ended()) return;
   if (state.resize_to && !verdict.culprit) {
     if (verdict.exit_code != kExitPreempted)
@@ -294,9 +294,9 @@ void StateMachine::on(const StartFailed& event) {
                                                    .exit_code = event.exit_code,
                                                    .how = {ProcessEnd::Kind::kLost, 0},
                                                    .lost_ranks = event.lost_ranks});
-  if (decision.restart) tell_user(event.text);  // else the end says it
+  if (decision.restart) tell_user(event.text);  // otherwise the end reports it
   follow(decision);
-  // Machines whose agents are there are not heard of meanwhile.
+  // Machines whose agents exist are not heard of meanwhile.
   if (state.phase == Phase::kPausing) state.deadline = std::min(*state.deadline, now + kLongestPauseOfAgents);
 }
 

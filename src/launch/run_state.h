@@ -37,8 +37,8 @@ struct RunSettings {
 ///   kPausing --back-off over--> kRunning (restarted)        kPausing --a signal-------> kOver
 ///   kRunning --the ranks could not be started--> kPausing, if another start follows, or kOver
 ///
-/// In kRunning it also waits briefly (settle_by) for the end of a rank that others accuse. kLeaving differs from
-/// kRunning only in how it ends. If a restart will follow, nothing has to unwind, and the grace is short.
+/// In kRunning it also waits briefly (settle_by) for the end of an accused rank. kLeaving differs from kRunning only in
+/// the way it ends. If a restart will follow, nothing has to unwind, and the grace is short.
 struct RunState {
   enum class Phase { kRunning, kLeaving, kStopping, kKilling, kGathering, kPausing, kOver };
 
@@ -51,19 +51,19 @@ struct RunState {
   // State of the current ranks.
   Evidence evidence;                                   ///< known so far; complete from the end of kGathering on
   std::vector<int> killed;                             ///< ranks that did not stop when asked to
-  std::optional<Clock::time_point> missing_counts_at;  ///< when a rank that is missing will end the run
-  bool may_miss_a_rank = false;                        ///< a rank may yet be missing
-  std::optional<Phase> ended_as;                       ///< the phase in which the last rank ended
-  Verdict verdict;                                     ///< on complete evidence
-  int exit_code = 0;                                   ///< of the run, if no start follows this one
+  std::optional<Clock::time_point> missing_counts_at;  ///< time when a missing rank will end the run
+  bool may_miss_a_rank = false;
+  std::optional<Phase> ended_as;  ///< the phase in which the last rank ended
+  Verdict verdict;                ///< on complete evidence
+  int exit_code = 0;              ///< of the run, if no start follows this one
 
   ProgressMonitor progress;
   Clock::duration next_note{0};  ///< the idle time at which the next note is due
-  bool told_slow = false;        ///< the user was told that it is idle for hang_timeout without hanging
+  bool told_slow = false;        ///< the user was told that it has been idle for hang_timeout without hanging
 
   std::optional<int> resize_to;  ///< they were asked to leave so that the run continues with this number
   int next_ranks = 0;            ///< while kPausing: of the next start
-  int left_out = -1;             ///< from kPausing on: the rank of the start before that has no place; -1: any
+  int left_out = -1;             ///< from kPausing on: the rank of the previous start without a place; -1: any
   std::string no_restart;        ///< why no restart follows the failure that ended them; may be empty
 
   // State of the whole run.
@@ -80,7 +80,7 @@ struct RunState {
   }
   /// Earlier starts of this run that followed a failure.
   int restarts_after_failures() const { return restarts - resizes; }
-  /// When the next RanksObserved is due even without other events.
+  /// The time when the next RanksObserved is due even without other events.
   std::optional<Clock::time_point> wake_at() const;
   /// Whether the next RanksObserved should contain process states, which cost system calls.
   bool wants_process_states() const;
@@ -107,7 +107,7 @@ struct RanksObserved {
 struct EvidenceGathered {
   RanksObserved seen;
 };
-/// The start of the run, or the one that kRestart ordered, has failed; no rank runs.
+/// The start of the run, or the one ordered by kRestart, has failed; no rank runs.
 struct StartFailed {
   int exit_code = 0;
   std::string text;
@@ -137,7 +137,7 @@ struct Transition {
   std::vector<RunAction> actions;
 };
 
-/// The transition that an event causes. A pure function of its arguments, the clock included.
+/// The transition that an event causes. A pure function of its arguments, including the clock.
 Transition next(RunState state, const RunEvent& event, Clock::time_point now);
 
 }  // namespace lockstep

@@ -28,7 +28,7 @@ constexpr const char* kCallVariable = "LOCKSTEP_SPAWN";
 std::map<std::string, int> calls;  // of spawn() in this process by their place; one thread at a time
 bool in_a_rank = false;            // the function of this process's call runs
 
-/// Identifies this call among all of the process, also in its ranks.
+/// Identifies this call among all calls of the process, also in its ranks.
 std::string next_call(const std::source_location& where) {
   const std::string place =
       std::to_string(where.line()) + ":" + std::to_string(where.column()) + ":" + where.file_name();
@@ -63,7 +63,8 @@ class Attendance {
   } catch (...) {
     failure = "something other than a std::exception";
   }
-  // The first cause stays, such as one that a collective noted; a Context that the exception passed had no text for it.
+  // The first cause stays, such as one recorded by a collective; a Context that the exception passed had no text for
+  // it.
   if (failure) own_page().fail_by_exception(*failure, /*uncaught=*/false);
   if (!failure && ::pwrite(attendance, "x", 1, rank) != 1) failure = "";
   std::exit(failure ? 1 : 0);

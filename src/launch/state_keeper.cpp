@@ -8,7 +8,7 @@ namespace lockstep {
 namespace {
 
 /// The step whose checkpoint is whole in memory; -1 without one. Each rank has kept its part of its last save and of
-/// the one before, and the rank that is behind is behind by one.
+/// the one before, and a rank that lags is behind by one.
 int64_t whole_step(const std::vector<RankView>& ranks) {
   const auto behind = std::min_element(ranks.begin(), ranks.end(), [](const RankView& a, const RankView& b) {
     return a.account.memory_step < b.account.memory_step;

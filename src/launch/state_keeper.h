@@ -14,18 +14,18 @@ namespace lockstep {
 /// The folder for states of this run that must not go to their own place; empty: none.
 std::string kept_folder_in(const std::string& run_folder);
 
-/// Tracks the training state that the ranks of all starts have left. When the run gives up, writes the state that only
-/// the launcher's memory holds to disk: the memory ends with the launcher.
+/// Tracks the training state that the ranks of all starts have left. When the run gives up, writes to disk the state
+/// that only the launcher's memory holds, because the memory ends with the launcher.
 class StateKeeper {
  public:
-  /// `memory`: of StateMemory, if `places` is null. `run_folder`: empty if there is none.
+  /// `memory` is StateMemory's descriptor, if `places` is null. `run_folder` may be empty.
   StateKeeper(int memory, RankPlaces* places, const std::string& run_folder);
 
   /// Records the pages of a start that has ended with this code. Later starts may die before they have read as much.
   void note(const std::vector<RankView>& ranks, int exit_code);
-  /// The run gives up with `exit_code`. A state saved by a start whose replicas diverged, or by a later one that
-  /// continued from it, goes to the run's folder and not to its own place, so that resume() does not silently continue
-  /// from it.
+  /// Called when the run gives up with `exit_code`. A state saved by a start whose replicas diverged, or by a later one
+  /// that continued from it, goes to the run's folder and not to its own place, so that resume() does not silently
+  /// continue from it.
   /// REQUIRES: no process of the run is left.
   void keep(int exit_code);
   const StateLeft& left() const { return left_; }

@@ -15,8 +15,8 @@
 #include "nn/batch_statistics.h"
 
 // torch::nn::BatchNorm's forward is not virtual and is inlined into its callers, so a layer held by its own type can
-// only be synchronised below that. Every kind of batch norm (LibTorch's layers, the functional form, TorchScript as
-// written: nn/scripted_layers.cpp) calls the operator aten::_batch_norm_impl_index, which is composed of other
+// only be synchronised at a lower level. Every kind of batch norm (LibTorch's layers, the functional form, TorchScript
+// as written: nn/scripted_layers.cpp) calls the operator aten::_batch_norm_impl_index, which is composed of other
 // operators and so accepts a kernel for a device (torch/library.h). Ours checks whether its arguments belong to a
 // synchronised layer, and otherwise behaves like the operator without it. Programs that convert nothing never register
 // it.
@@ -28,7 +28,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 using ForwardResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t>;
 
 /// The operator returns which implementation it used, for its own backward (torch's are 0 to 2), which refuses any
-/// other value: our backward is an autograd function.
+/// other value; our backward is an autograd function.
 constexpr int64_t kSynchronized = 1000;
 
 /// The weak pointer keeps the address of a destroyed tensor reserved, so no other tensor can be mistaken for it.

@@ -13,8 +13,8 @@
 #include "collectives/operand_checks.h"
 #include "nn/input_gradient.h"
 
-// Local sums come from torch's fused kernels if the input is in CPU memory, and otherwise from plain operators. (So do
-// those of double inputs, which are rare; this way the tests cover that path.) Between ranks everything is double.
+// Local sums come from torch's fused kernels if the input is in CPU memory, and otherwise from plain operators. (Double
+// inputs, which are rare, also use these, so that tests cover that path.) Between ranks everything is double.
 //
 // The ranks' means and variances are combined by Chan, Golub and LeVeque's formula: the variance over all ranks is the
 // mean of the variances plus the variance of the means, both weighted by count. Nothing cancels as it would in
@@ -62,7 +62,7 @@ void copy_floats_out(const at::Tensor& values, double* out) {
   std::copy_n(values.const_data_ptr<float>(), values.numel(), out);
 }
 
-/// A layer's message: two lists of a number per channel, and one more number; in its header, eps and momentum.
+/// A layer's message: two lists of one number per channel, and one more number; eps and momentum in its header.
 at::Tensor make_row(const at::Tensor& first, const at::Tensor& second, double last, double eps = 0,
                     double momentum = 0) {
   const int64_t channels = first.numel();
@@ -77,7 +77,7 @@ at::Tensor make_row(const at::Tensor& first, const at::Tensor& second, double la
   return row;
 }
 
-/// The ranks' messages, behind their headers.
+/// The ranks' messages, after their headers.
 class Rows {
  public:
   explicit Rows(at::Tensor rows) : rows_(std::move(rows)), values_(rows_.const_data_ptr<double>()) {}

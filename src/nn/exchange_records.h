@@ -9,13 +9,13 @@
 
 namespace lockstep {
 
-/// A waiting rank's account of itself: the exchange it is in, or where else it waits.
+/// A waiting rank's description of itself: its exchange, or the other place where it waits.
 struct ExchangeRecord {
   /// Values that do not change while a rank waits.
   struct Look {
     bool waits, inside;
     uint64_t exchanges;  ///< begun
-    uint64_t others;     ///< collectives besides, begun in any group
+    uint64_t others;     ///< other collectives begun, in any group
     uint64_t beats;
     bool operator==(const Look&) const = default;
   };
@@ -26,10 +26,10 @@ struct ExchangeRecord {
   static ExchangeRecord unpacked(const std::string& text);
 };
 
-/// A text of each rank; empty if it has written nothing.
+/// A text from each rank; none if it has written nothing.
 using SaidByRanks = std::vector<std::optional<std::string>>;
 
-/// The diagnosis if the ranks stay where their packed records say; empty if nothing is wrong, or it is not known.
+/// The diagnosis if the ranks stay where their packed records say; empty if nothing is wrong, or it is unknown.
 std::string verdict_on(const SaidByRanks& records);
 
 /// The exchange records of a group's ranks: keys of its store. Throws if the store is gone. Any thread.
@@ -38,7 +38,7 @@ class ExchangeBoard {
   // The kinds of record that ranks write.
   static constexpr const char *kWaits = "waits", *kFailed = "failed", *kDecided = "decided";
 
-  /// Deletes records that this rank wrote for an earlier group over the same store.
+  /// Deletes this rank's records of an earlier group over the same store.
   ExchangeBoard(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
 
   /// Publishes `mine` and returns the records of all ranks.

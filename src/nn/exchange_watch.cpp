@@ -9,8 +9,8 @@
 #include "nn/layer_error.h"
 #include "rank_page/rank_board.h"
 
-// Ranks that wait for each other (exchange_records.cpp) must have done so for most of a second, and be seen so twice,
-// since ranks look at different times; once suffices if another rank has decided, which will leave soon.
+// Ranks that wait for each other (exchange_records.cpp) must have done so for most of a second, and must be seen so
+// twice, since ranks look at different times; once suffices if another rank, which will leave soon, has decided.
 
 namespace lockstep {
 namespace {
@@ -62,7 +62,7 @@ std::string ExchangeWatch::places() {
       if (std::all_of(records.begin(), records.end(), [](const auto& one) { return one.has_value(); })) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     } while (!deadline.passed());
-  } catch (const std::exception&) {  // the store is gone, so nothing is known of the others
+  } catch (const std::exception&) {  // the store is gone, so nothing is known about the others
     return "";
   }
   if (std::count(records.begin(), records.end(), std::nullopt) == group_.world_size() - 1) return "";
@@ -95,7 +95,7 @@ bool ExchangeWatch::watch() {
   if (!told_ && (!stands || Clock::now() - since_ < kPatience)) return true;
   const std::string mine = stands ? record(now).packed() : "";
   lock.unlock();
-  // If the store has gone, with a rank or the launcher, this throws, and the engines tell.
+  // If the store is gone, with a rank or the launcher, this throws, and the engines report it.
   const SaidByRanks records = board_.tell(ExchangeBoard::kWaits, mine);
   told_ = stands;
   const bool holds = stands && (records == before_ || board_.is_decided_elsewhere());
@@ -106,7 +106,7 @@ bool ExchangeWatch::watch() {
   return false;
 }
 
-/// A rank that learns of the verdict ends, and so do others that must report it too; so all learn of it first. Both
+/// A rank that learns of the verdict ends, and so do others that must report it, too; so all learn of it first. Both
 /// groups end on every rank, whichever it waits in: a rank that has left before another's thread got this far must have
 /// ended the operation that the other waits for.
 void ExchangeWatch::decide(const std::string& verdict) {

@@ -17,11 +17,11 @@ namespace lockstep {
 
 /// Finds ranks that wait for each other because some of them run a synchronised batch norm and others do not. The
 /// latter wait in another group, so no engine can detect the deadlock. A thread checks a few times a second whether
-/// this rank waits. When the wait is long, the rank publishes through the store where it waits, and reads where the
-/// others do. Nothing is sent while training progresses.
+/// this rank waits. When the wait is long, the rank publishes its place through the store, and reads the others'
+/// places. Nothing is sent while training progresses.
 class ExchangeWatch {
  public:
-  /// `group`: of the exchanges. `around`: the engine of its parent group, in which the others may wait.
+  /// `group` is the exchanges' group. `around` is the engine of its parent group, in which the others may wait.
   ExchangeWatch(const Group& group, c10::intrusive_ptr<c10d::Backend> around);
   ExchangeWatch(const ExchangeWatch&) = delete;
 
@@ -32,8 +32,8 @@ class ExchangeWatch {
 
   /// The finding for which the watch ended this rank's wait; empty if none.
   std::string verdict();
-  /// Called after the ranks disagreed in an exchange: the exchange of each rank, as far as ranks report it within a
-  /// second; empty if no other does.
+  /// Called after the ranks disagreed in an exchange. Returns the exchange of each rank, as far as ranks report it
+  /// within a second; empty if no other does.
   std::string places();
 
  private:
@@ -46,7 +46,7 @@ class ExchangeWatch {
   const c10::intrusive_ptr<c10d::Backend> around_;
   const ExchangeBoard board_;
 
-  // Of the thread.
+  // Used by the thread.
   std::optional<ExchangeRecord::Look> last_;
   SaidByRanks before_;
   bool told_ = false;

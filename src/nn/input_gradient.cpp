@@ -9,9 +9,10 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kGrain = 32768;  ///< elements that are worth a thread, as for torch's own loops
+constexpr int64_t kGrain = 32768;  ///< elements worth a thread, as for torch's own loops
 
-/// dx = scale * dy + slope * (x - mean) + offset. The mean comes off first: it may be large beside the deviations.
+/// dx = scale * dy + slope * (x - mean) + offset. The mean is subtracted first, because it may be large compared with
+/// the deviations.
 struct Line {
   float mean, slope, scale, offset;
   float at(float dy, float x) const { return scale * dy + (slope * (x - mean) + offset); }
@@ -48,7 +49,7 @@ void by_planes(const Operands& all, const std::vector<Line>& lines, int64_t plan
   });
 }
 
-/// Channels last: rows of one value of each channel.
+/// Channels last: rows with one value of each channel.
 void by_rows(const Operands& all, const std::vector<Line>& lines, int64_t rows) {
   const size_t channels = lines.size();
   std::vector<float> mean(channels), slope(channels), scale(channels), offset(channels);

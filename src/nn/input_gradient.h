@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// [channels] as [1, channels, 1, ...], beside an input.
+/// [channels] as [1, channels, 1, ...], to combine with an input.
 at::Tensor beside(const at::Tensor& values, const at::Tensor& input);
 
 /// One number for each channel, in the dtype in which batch norm computes.
@@ -17,7 +17,7 @@ struct ChannelTerms {
 };
 
 /// The gradient of a batch norm's input: scale * (dy - mean_dy - normalized x * mean_dy_x), in the dtype and the memory
-/// format of `input`. `dy` has the input's memory format. Floats in CPU memory that lie densely take one pass.
+/// format of `input`. `dy` has the input's memory format. Dense floats in CPU memory take one pass.
 at::Tensor input_gradient(const at::Tensor& dy, const at::Tensor& input, const ChannelTerms& terms);
 
 }  // namespace lockstep

@@ -10,8 +10,8 @@
 // As long as its graph is interpreted as written, a scripted BatchNorm calls aten::_batch_norm_impl_index like any
 // other (nn/batch_norm_operator.cpp). But TorchScript's executor profiles the first runs and then differentiates parts
 // of the graph itself, without autograd: these get detached tensors, which identify no layer; on CUDA, batch norm may
-// be replaced by other operators. Which parts, and the order of layers on independent branches, depends on the shapes
-// that a rank has seen, so ranks with uneven batches could even disagree about the order of their messages. Hence
+// be replaced by other operators. The parts, and the order of layers on independent branches, depend on the shapes that
+// a rank has seen, so ranks with uneven batches could even disagree about the order of their messages. Hence
 // run_as_written().
 
 namespace lockstep {
@@ -54,7 +54,7 @@ void walk_methods(const torch::jit::Module& module, const See& see) {
     if (const auto* function = torch::jit::tryToGraphFunction(*method)) walk(*function->graph()->block(), see);
 }
 
-/// A trace contains as a constant whether the layer was in training.
+/// A trace stores as a constant whether the layer was in training.
 bool traced_in_eval(const torch::jit::Module& layer) {
   bool constant = false;
   walk_methods(layer, [&](const torch::jit::Node& node) {

@@ -20,12 +20,12 @@ enum class Pass { kForward, kBackward };
 /// its messages cannot be confused with those of a reduction of gradients, whatever the order on each rank.
 ///
 /// Each message begins with its kind: a layer's forward or backward. If ranks are at different ones, all throw an Error
-/// that names them; so they do if some ranks run a layer and others wait for them elsewhere (ExchangeWatch).
+/// that names them. They also throw if some ranks run a layer while others wait for them elsewhere (ExchangeWatch).
 ///
 /// Within join(), a rank without inputs does not know what the others run next: a layer's forward or backward, with
-/// some number of channels, or a reduction of gradients. So within join() all messages have the same size, that of the
-/// widest layer. A rank without inputs answers with a row of zeros until a reduction is announced, in which it takes
-/// part, or no rank has inputs any more.
+/// some number of channels, or a reduction of gradients. So within join() all messages have the widest layer's size. A
+/// rank without inputs answers with a row of zeros until a reduction is announced, in which it takes part, or until no
+/// rank has inputs.
 class StatisticsExchange {
  public:
   static constexpr int64_t kHeader = 5;  ///< numbers at the start of each row: kind, place, length, eps, momentum
@@ -33,20 +33,19 @@ class StatisticsExchange {
   /// The exchange of `group`. The first call makes it, for the lifetime of the group.
   /// REQUIRES: every rank makes the first call.
   static std::shared_ptr<StatisticsExchange> of(const Group& group);
-  /// The existing exchange of the group; null if there is none.
+  /// The existing exchange of the group; null if none.
   static std::shared_ptr<StatisticsExchange> find(const Group& group);
 
   explicit StatisticsExchange(const Group& of);
 
-  /// Registers a layer. `name` is "batch norm `features.1`", or empty for "a SyncBatchNorm of 8 channels". Returns its
-  /// number: all ranks make the same layers in the same order.
+  /// Registers a layer and returns its number. `name` is "batch norm `features.1`", or empty for "a SyncBatchNorm of 8
+  /// channels". All ranks make the same layers in the same order.
   int64_t add_layer(const std::string& name, int64_t channels);
-  /// The layer's name in messages.
   std::string name_of(int64_t layer, int64_t channels) const;
 
-  /// The values of all ranks for a layer's pass: [world size, kHeader + n], double, in CPU memory. `row`, [kHeader + n]
-  /// with n = 2 * channels + 1, has this rank's values behind its header, which is filled in here. The row of a rank
-  /// without inputs is zeros.
+  /// Gathers the values of all ranks for a layer's pass: [world size, kHeader + n], double, in CPU memory. `row`,
+  /// [kHeader + n] with n = 2 * channels + 1, has this rank's values after its header, which is filled in here. A rank
+  /// without inputs has a row of zeros.
   /// REQUIRES: every rank calls it, or serve().
   at::Tensor gather(int64_t layer, Pass pass, const at::Tensor& row);
 
@@ -54,7 +53,7 @@ class StatisticsExchange {
   void set_joining(bool joining) { joining_ = joining; }
   /// Called within join() by a rank with inputs: gradients are reduced next.
   void announce_reduction();
-  /// Called within join() by a rank without inputs: answers until gradients are reduced or no rank has inputs.
+  /// Called within join() by a rank without inputs. Answers until gradients are reduced or no rank has inputs.
   void serve();
 
   const Group group;

@@ -51,7 +51,7 @@ std::string described(const FoundLayer& layer) {
   return "`" + layer.name + "` of " + std::to_string(layer.known().numel()) + " channels";
 }
 
-/// Ranks whose modules differ would wait for each other in the first forward, or train other things.
+/// Ranks with different modules would wait for each other in the first forward, or train different things.
 void check_same_layers(const FoundLayers& found, const Group& group) {
   if (group.world_size() == 1) return;
   const OperationLabel label("convert_sync_batchnorm()");
@@ -101,7 +101,7 @@ int64_t convert(const FoundLayers& found, const Group& group) {
   return static_cast<int64_t>(found.layers.size());
 }
 
-/// A pointer to a module that is itself a layer; it has no owner that the conversion could ask for one.
+/// A pointer to a module that is itself a layer, and so has no owner from which to get one.
 std::shared_ptr<torch::nn::Module> itself(torch::nn::Module& module) {
   return module.modules(/*include_self=*/true).front();
 }

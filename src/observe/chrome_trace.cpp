@@ -41,7 +41,7 @@ class ChromeTrace : public Observer {
 
  private:
   void write(const nlohmann::ordered_json& event, const char* before = ",\n") LOCKSTEP_REQUIRES(mutex_) {
-    // Invalid UTF-8 in a name is replaced; it must not make the training fail.
+    // Invalid UTF-8 in a name is replaced; it must not make training fail.
     file_ << before << event.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << std::flush;
   }
 

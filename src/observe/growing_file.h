@@ -12,10 +12,10 @@ namespace lockstep {
 
 /// A file to which records are appended while a program runs, and which never makes the program fail.
 ///
-/// Records wait in memory until `flush_interval` has passed since the last write, or kMostBytes are waiting; so a
+/// Records wait in memory until `flush_interval` has passed since the last write, or kMostBytes are waiting. So a
 /// killed process loses only newer records, and the number of writes is bounded. Records are written whole: if the disk
-/// is full and takes only a part, that part is removed again, the waiting records are dropped and counted, a message
-/// goes to stderr once, and the next record is tried again. Used by one thread.
+/// is full and takes only a part, that part is removed, the waiting records are dropped and counted, a message goes to
+/// stderr once, and the next record is tried again. Used by one thread.
 class GrowingFile {
  public:
   static constexpr size_t kMostBytes = 256 << 10;

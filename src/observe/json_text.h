@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-// JSON, written piece by piece, for lines that must cost next to nothing.
+// JSON, written piece by piece, for lines that must cost almost nothing.
 
 /// The shortest text that reads back as the same number. NaN and infinities, which JSON lacks, become the strings
 /// "NaN", "Infinity" and "-Infinity".

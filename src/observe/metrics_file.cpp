@@ -33,7 +33,7 @@ nlohmann::ordered_json bucket_json(const BucketStats& bucket) {
           {"wait_ms", bucket.wait_ms}};
 }
 
-/// The members of an object, to be appended to others in a line.
+/// The members of an object, for appending to others in a line.
 void append_members(std::string& line, const nlohmann::ordered_json& object) {
   const std::string text = object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   line += ',';

@@ -12,13 +12,12 @@
 
 namespace lockstep {
 
-/// The position of a training.
 struct TrainingPlace {
   int64_t step = 0;   ///< optimizer steps done
   int64_t epoch = 0;  ///< counts from 0
 };
 
-/// Several consecutive steps, and what they took on this rank.
+/// Several consecutive steps, and their costs on this rank.
 struct StepsTaken {
   int64_t steps = 0;
   int64_t samples = 0;
@@ -45,7 +44,7 @@ class MetricsFile {
  public:
   /// Throws Error if the file cannot be opened, unless only space is missing.
   MetricsFile(const std::string& path, std::chrono::milliseconds flush_interval);
-  /// Appends the last line, which distinguishes a run that ended from one that was cut off.
+  /// Appends the last line, which distinguishes a finished run from an interrupted one.
   ~MetricsFile();
 
   void run(const RunFacts& facts, const SystemFacts& system);

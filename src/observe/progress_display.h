@@ -11,20 +11,20 @@
 
 namespace lockstep {
 
-/// Where progress lines go.
+/// The destination of progress lines.
 struct ProgressOutput {
   int fd = 2;
   /// Columns of the terminal that shows the bytes; empty: no terminal.
   std::optional<int> columns;
 
-  /// stderr: a terminal, or a pipe to the launcher, which passes it on to one.
+  /// stderr: a terminal, or a pipe to the launcher, which forwards it to one.
   static ProgressOutput standard_error(const Environment& environment);
 };
 
 /// Draws the state of a tracker, not too often.
 ///
-/// On a terminal each drawing is one write of "\r", the text and "erase to the end of the line", with no line feed
-/// until the end, so that the next overwrites it and the text before a crash stays readable.
+/// On a terminal each drawing is one write of "\r", the text and "erase to the end of the line", without a line feed
+/// until the end, so that the next drawing overwrites it and the text before a crash stays readable.
 class ProgressDisplay {
  public:
   ProgressDisplay(ProgressLine::Pass pass, ProgressOutput output, Clock::time_point now);

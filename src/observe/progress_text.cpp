@@ -50,7 +50,7 @@ std::string minutes_and_seconds(double seconds) {
 }
 
 std::string progress_text(const ProgressState& state, int columns) {
-  // In the order of the line; the higher the number, the earlier a field is left out.
+  // In the order of the line. Fields with higher numbers are left out first.
   struct Field {
     std::string text;
     int dispensable;

@@ -10,7 +10,7 @@ namespace lockstep {
 struct ProgressState {
   std::string label;  ///< instead of the epoch
   int epoch = 0;      ///< counts from 0
-  int epochs = 0;     ///< 0: not known
+  int epochs = 0;     ///< 0: unknown
   int64_t step = 0;
   int64_t steps = 0;
   std::optional<double> loss;
@@ -20,9 +20,9 @@ struct ProgressState {
   std::optional<double> seconds_taken;  ///< shown instead of the time left
 };
 
-/// "epoch 2/5  step 180/468  loss 0.3412  14,210 samples/s  comm 7 %  ETA 0:42", in at most `columns` characters:
-/// fields that do not fit are left out, first the share of communication, then rate, time, loss and label; what is left
-/// is cut.
+/// "epoch 2/5  step 180/468  loss 0.3412  14,210 samples/s  comm 7 %  ETA 0:42", in at most `columns` characters.
+/// Fields that do not fit are left out, first the share of communication, then rate, time, loss and label; the rest is
+/// cut.
 std::string progress_text(const ProgressState& state, int columns);
 
 /// "1,234,567": digits in groups of three; rounded.

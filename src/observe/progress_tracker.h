@@ -21,7 +21,7 @@ class ProgressTracker {
 
   ProgressTracker(ProgressLine::Pass pass, Clock::time_point start);
 
-  /// A batch of this rank is done.
+  /// Called when a batch of this rank is done.
   void step(int64_t samples) {
     ++batches_;
     samples_ += samples;
@@ -30,7 +30,6 @@ class ProgressTracker {
   void communication(double total_seconds, Clock::time_point now);
 
   int64_t batches() const { return batches_; }
-  /// During the pass.
   ProgressState state(Clock::time_point now);
   /// Averages of the whole pass.
   ProgressState final_state(Clock::time_point now) const;

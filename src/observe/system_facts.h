@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// Facts about the machine and the process for a run's log. Those that cannot be read are empty or 0.
+/// Facts about the machine and the process for a run's log. Unreadable ones are empty or 0.
 struct SystemFacts {
   std::string host;
   std::string system;  ///< "Debian GNU/Linux 12 (bookworm)"

@@ -43,7 +43,7 @@ size_t extent_of(const at::Tensor& tensor) {
   return static_cast<size_t>(last + 1) * tensor.itemsize();
 }
 
-/// Of three elements of each parameter in an area, there.
+/// Samples of each parameter in an area: three elements of each.
 at::Tensor sampled_places(const std::vector<Areas::Parameter>& parameters, size_t area) {
   std::vector<int64_t> places;
   for (const Areas::Parameter& parameter : parameters)
@@ -52,7 +52,7 @@ at::Tensor sampled_places(const std::vector<Areas::Parameter>& parameters, size_
   return at::tensor(places, at::kLong);
 }
 
-/// Fails if the groups lack parameters that the model trains. Names them.
+/// Fails if the groups lack parameters that the model trains, naming them.
 void check_none_is_missing(const NamedTensors& trained, const Areas& areas) {
   constexpr int kNamed = 8;
   std::string names;
@@ -123,7 +123,7 @@ void give_back(const Areas& areas) {
     if (!parameter.here.defined() || !parameter.tensor.is_alias_of(parameter.here)) continue;
     try {
       parameter.tensor.set_(parameter.here.clone());
-    } catch (const std::exception&) {  // no memory: it stays where it lies, which keeps that
+    } catch (const std::exception&) {  // no memory: it stays in place, which keeps the area alive
     }
   }
 }
@@ -159,12 +159,12 @@ void Areas::check_none_overlap(const ReplicaState& model) const {
     const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
     extents.push_back({begin, begin + extent_of(tensor), &name, contains(tensor)});
   };
-  // Those that the model ignores, too.
+  // Includes ignored ones.
   const NamedTensors parameters = model.attached.source().parameters(), buffers = model.attached.source().buffers();
   for (const NamedTensors* list : {&parameters, &buffers})
     for (const auto& [name, tensor] : *list) add(name, tensor);
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-  for (size_t i = 1, reaches = 0; i < extents.size(); ++i) {  // extents[reaches] ends last of those before
+  for (size_t i = 1, reaches = 0; i < extents.size(); ++i) {  // extents[reaches] has the largest end so far
     const Extent &before = extents[reaches], &now = extents[i];
     TORCH_CHECK(now.begin >= before.end || !(now.moves || before.moves), "ZeroRedundancyOptimizer: ", *before.name,
                 " and ", *now.name,

@@ -13,18 +13,18 @@
 
 namespace lockstep::detail {
 
-/// The memory of a step shared out between ranks, and the elements that each rank steps.
+/// The memory of a step that ranks share, and the elements that each rank steps.
 ///
 /// Parameters of one dtype lie side by side in an area, on every rank or once per machine. An area is cut into a slice
 /// for each participating rank: each rank of this machine if ranks share memory, else each rank of the group.
 /// Parameters begin at multiples of kAligned elements, and a cut within a parameter is a multiple of a GradientNorm
 /// block from its beginning. Optimizer state lies in arrays shaped like the area: in memory that all ranks of the
-/// machine map, or, if they share none, in memory of which a rank fills only its slice. On a device, where untouched
-/// pages still occupy memory, an array is this rank's slice alone.
+/// machine map or, if they share none, in memory of which a rank fills only its slice. On a device, where untouched
+/// pages still occupy memory, an array is only this rank's slice.
 class Areas {
  public:
   /// In elements: a multiple of 64 bytes in every dtype. LibTorch's operators may round the last elements of a tensor,
-  /// fewer than two vectors, differently from the rest; a cut between slices must not change which elements are last.
+  /// fewer than two vectors, differently from the rest, so cuts between slices must not change which elements are last.
   static constexpr int64_t kAligned = 64;
   struct Parameter {
     std::string name;
@@ -37,13 +37,13 @@ class Areas {
   struct Area {
     at::ScalarType dtype;
     int64_t slice = 0;                    ///< elements of each rank's slice
-    at::Tensor parameters = {};           ///< [slice of each rank, in their order]
+    at::Tensor parameters = {};           ///< [slice of each rank, in rank order]
     at::Tensor sampled = {};              ///< on a device: the indices of three elements of each parameter
-    std::vector<std::byte*> others = {};  ///< its addresses on the other ranks; empty if it is shared, or none is
+    std::vector<std::byte*> others = {};  ///< its addresses on the other ranks; empty if it is shared, or no memory is
     std::map<std::string, at::Tensor> arrays = {};  ///< of the state, by name
   };
 
-  /// Moves the parameters of the optimizer's groups into areas. `kind`: the kind of step, which must be equal on all
+  /// Moves the parameters of the optimizer's groups into areas. `kind` is the kind of step, which must be equal on all
   /// ranks.
   /// REQUIRES: every rank makes one.
   Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer, const ZeroRedundancyOptions& options,
@@ -56,16 +56,15 @@ class Areas {
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<Area>& areas() const { return areas_; }
   const Area& area_of(const Parameter& parameter) const { return areas_[parameter.area]; }
-  /// Whether the parameters are on a device: then ranks share none of their memory.
+  /// Whether the parameters are on a device. Ranks then share none of their memory.
   bool on_device() const { return !device_.is_cpu(); }
   bool contains(const at::Tensor& tensor) const { return places_.contains(tensor.unsafeGetTensorImpl()); }
-  /// The tensor's index in parameters().
   size_t place_of(const at::Tensor& tensor) const { return places_.at(tensor.unsafeGetTensorImpl()); }
   const Parameter& parameter_of(const at::Tensor& tensor) const { return parameters_[place_of(tensor)]; }
 
   /// Null if ranks share no memory.
   MachineMemory* memory() const { return memory_; }
-  /// The number of ranks that share out a step, and this rank's number among them.
+  /// The number of ranks that share a step, and this rank's number among them.
   int ranks() const { return ranks_; }
   int rank() const { return rank_; }
 
@@ -74,9 +73,11 @@ class Areas {
   const at::Tensor& array(const Parameter& parameter, const std::string& name, at::ScalarType dtype);
   /// A parameter's part of an array, in the parameter's shape.
   static at::Tensor view(const at::Tensor& array, const Parameter& parameter);
-  /// The elements of a parameter stepped by `rank`, numbered among the ranks that share out a step, in memory order.
+  /// The elements of a parameter, in memory order, that are stepped by `rank`, numbered among the ranks that share a
+  /// step.
   std::pair<int64_t, int64_t> part_of(const Parameter& parameter, int rank) const;
-  /// This rank's part of the parameter, flat. `array`: shaped like the area, or this rank's slice of such an array.
+  /// This rank's part of the parameter, flat. `array` is shaped like the area, or is this rank's slice of such an
+  /// array.
   at::Tensor mine(const at::Tensor& array, const Parameter& parameter) const;
   /// This rank's slice of such an array.
   at::Tensor own_slice(const at::Tensor& array, const Area& area) const;
@@ -98,10 +99,10 @@ class Areas {
 
  private:
   void find_parameters(const NamedTensors& trained, const torch::optim::Optimizer& optimizer);
-  /// Fails if a parameter shares memory with another tensor of the model, because the move would separate them. Names
-  /// both.
+  /// Fails, naming both, if a parameter shares memory with another tensor of the model, because the move would separate
+  /// them.
   void check_none_overlap(const ReplicaState& model) const;
-  /// Throws on all ranks if they list other parameters, or in another order.
+  /// Throws on all ranks if their parameters or their order differ.
   /// REQUIRES: every rank calls it.
   void check_same_places(const torch::optim::Optimizer& optimizer) const;
   void lay_out(size_t area);

@@ -15,7 +15,7 @@
 #include "optim/step_plan.h"
 #include "reducer/gradient_marks.h"
 
-// Checks that both kinds of shared step make before they touch anything.
+// Checks that both kinds of shared step make first.
 
 namespace lockstep::detail {
 
@@ -95,8 +95,8 @@ inline uint64_t sample_of_slices(const Areas& areas, int rank) {
   return sample_of(slices);
 }
 
-/// The reason why this rank cannot step (gradients that wait, parameters that are not where the step has put them);
-/// empty if there is none.
+/// The reason why this rank cannot step (gradients wait, or parameters are not where the step has put them); empty if
+/// none.
 inline std::string common_trouble(const ReplicaState& model, const torch::optim::Optimizer& optimizer,
                                   const Areas& areas) {
   if (std::string elsewhere = model.reducer->backward_elsewhere(); !elsewhere.empty()) return elsewhere;

@@ -24,7 +24,7 @@ class FormulaOver : public Formula {
   }
 };
 
-/// p -= lr * (g + weight_decay * p), with a momentum; Nesterov's looks ahead.
+/// p -= lr * (g + weight_decay * p), with an optional momentum; Nesterov's looks ahead.
 class SgdFormula final : public FormulaOver<torch::optim::SGDParamState> {
   using Options = torch::optim::SGDOptions;
   using State = torch::optim::SGDParamState;
@@ -50,7 +50,7 @@ class SgdFormula final : public FormulaOver<torch::optim::SGDParamState> {
   void count(OptimizerParamState&) const override {}
 };
 
-/// Kingma and Ba, Adam (2015); Loshchilov and Hutter, AdamW (2019), whose decay acts on the parameter itself.
+/// Kingma and Ba, Adam (2015); Loshchilov and Hutter, AdamW (2019), which applies the decay to the parameter itself.
 template <typename Options, typename State, bool decoupled>
 class AdamFormula final : public FormulaOver<State> {
   Algorithm algorithm(const OptimizerOptions& options) const override {

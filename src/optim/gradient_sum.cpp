@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kBlocksOfAThread = 32;
 constexpr size_t kLargestElement = 8;
 
-/// As mul_(Scalar) of LibTorch takes it, which rounds the number to the tensor's type first.
+/// Rounds as LibTorch's mul_(Scalar) does: the number is rounded to the tensor's type first.
 double rounded(double factor, at::ScalarType dtype) {
   if (dtype == at::kHalf) return at::Half(static_cast<float>(factor));
   if (dtype == at::kBFloat16) return at::BFloat16(static_cast<float>(factor));
@@ -135,7 +135,7 @@ at::Tensor GradientSum::slice_of(size_t trained) {
 
 double GradientSum::norm_on_device(double type) {
   apply_factors();
-  std::vector<at::Tensor> norms;  // read at once: each read of a device's memory waits for the device
+  std::vector<at::Tensor> norms;  // read together: each read of a device's memory waits for the device
   for (const Areas::Parameter& mine : areas_.parameters()) {
     const auto trained = index_of(mine.tensor);
     if (!trained || !is_used(*trained) || mine.begin >= mine.end) continue;

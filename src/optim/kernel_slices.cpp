@@ -24,7 +24,7 @@ uint64_t hash_of(const optim::StepConstants& constants) {
 }  // namespace
 
 SliceStepper::Outlook KernelSlices::prepare(const torch::optim::Optimizer& optimizer, const StepGradients& gradients) {
-  // refresh() may have found a parameter that is frozen.
+  // refresh() may have found a frozen parameter.
   intents_ = optim::intents_of(optimizer, formula_, [&](const at::Tensor& one) { return gradients.has(one); });
   Outlook outlook{.parameters = {}, .hash = Hash::kStart};
   for (const optim::Intent& intent : intents_) {
@@ -46,7 +46,7 @@ at::Tensor KernelSlices::adopt(const std::string& name, const Areas::Parameter& 
                                at::ScalarType dtype) {
   const at::Tensor& array = areas_.array(parameter, name, dtype);
   if (held.defined() && held.is_alias_of(array)) return held;
-  // New, or loaded: this rank brings its slice, which is all that it will read.
+  // If the state is new, or loaded, this rank copies its slice, which is all that it will read.
   if (const int64_t begin = parameter.begin, count = parameter.end - begin; count > 0) {
     const at::Tensor mine = areas_.mine(array, parameter);
     if (held.defined())

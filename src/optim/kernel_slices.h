@@ -22,7 +22,7 @@ class KernelSlices final : public SliceStepper {
 
  private:
   optim::Plan plan(torch::optim::Optimizer& optimizer, const StepGradients& gradients, const optim::Intent& intent);
-  /// The view of an array that belongs to a parameter. Takes over the contents of `held`, this rank's slice of it.
+  /// The view of an array that belongs to a parameter. Copies the contents of `held`, this rank's slice of it.
   at::Tensor adopt(const std::string& name, const Areas::Parameter& parameter, const at::Tensor& held,
                    at::ScalarType dtype);
 

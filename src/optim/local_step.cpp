@@ -11,8 +11,8 @@
 #include "optim/sharded_step.h"
 #include "optim/step_plan.h"
 
-// The step of all parameters of one process. Errors are looked for first; then the constants and memory of each
-// parameter are determined; then the kernels run.
+// The step of all parameters of one process. First it checks for errors; then it determines the constants and memory of
+// each parameter; then the kernels run.
 
 namespace lockstep::detail {
 namespace {
@@ -23,7 +23,7 @@ at::Tensor plain_zeros(const at::Tensor& like, int, at::ScalarType dtype) {
   return at::empty_strided(like.sizes(), like.strides(), like.options().dtype(dtype).requires_grad(false)).zero_();
 }
 
-/// Brings the tensor into the kernels' form, or makes zeros if there is none yet. Returns its address.
+/// Brings the tensor into the kernels' form, or makes zeros if it is undefined. Returns its address.
 std::byte* prepare(at::Tensor& tensor, at::ScalarType dtype, const at::Tensor& parameter, int array,
                    const StateZeros& zeros) {
   tensor = tensor.defined() ? optim::laid_out(tensor, dtype, parameter) : zeros(parameter, array, dtype);
@@ -50,7 +50,6 @@ optim::Plan plan(torch::optim::Optimizer& optimizer, const Formula& formula, con
   return result;
 }
 
-/// The step of one process.
 class LocalStep final : public Stepper {
  public:
   LocalStep(torch::optim::Optimizer& optimizer, const StepKind& kind, const ZeroRedundancyOptions& options,
@@ -86,7 +85,7 @@ class LocalStep final : public Stepper {
   const StateZeros zeros_;
 };
 
-/// Of the parameters that an earlier optimizer keeps once for all ranks.
+/// Describes trouble with parameters that an earlier optimizer keeps once for all ranks.
 std::string trouble_of_shared(const torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> parameters;
   for (const auto& group : optimizer.param_groups())

@@ -14,7 +14,7 @@ namespace {
 
 using State = std::unique_ptr<torch::optim::OptimizerParamState>;
 
-/// While it lives, masters replace the 16-bit parameters that have a gradient: in an optimizer's groups, with that
+/// While it lives, masters replace the 16-bit parameters that have a gradient: in an optimizer's groups, with the
 /// gradient in float, and in its map.
 class Masters {
  public:
@@ -37,7 +37,7 @@ class Masters {
   struct One {
     at::Tensor* place;  ///< in the groups
     at::Tensor parameter, master;
-    State state;  ///< if the optimizer's step would take it for one that it has begun
+    State state;  ///< set if the optimizer's step would take it for a state that it has begun
   };
 
   void exchange(at::Tensor& place) {
@@ -45,11 +45,11 @@ class Masters {
     if (auto* known = dynamic_cast<Master*>(one.state.get())) one.master = known->master_param;
     one.master = one.master.defined() ? optim::laid_out(one.master, at::kFloat, place)
                                       : at::zeros_like(place, place.options().dtype(at::kFloat).requires_grad(false));
-    // If the master does not round to the parameter, other code has written the parameter, which then counts.
+    // If the master does not round to the parameter, other code has written the parameter, and the parameter counts.
     const at::Tensor is_current = one.master.to(place.scalar_type()).eq(place);
     one.master.copy_(at::where(is_current, one.master, place.to(at::kFloat)));
     one.master.mutable_grad() = place.grad().to(at::kFloat);
-    // SGD without a momentum leaves nothing but the master, which LibTorch's step would read a momentum from.
+    // SGD without momentum leaves only the master, from which LibTorch's step would read a momentum.
     if (one.state && formula_.array(*one.state, 0).defined())
       optimizer_.state()[one.master.unsafeGetTensorImpl()] = std::move(one.state);
     place = one.master;

@@ -90,7 +90,7 @@ OwnSlices::OwnSlices(Areas& areas, std::optional<OptimizerKind> kind, void (*own
 }
 
 SliceStepper::Outlook OwnSlices::prepare(const torch::optim::Optimizer& optimizer, const StepGradients& gradients) {
-  // Writing options down takes a part of a millisecond.
+  // Writing options as text takes a fraction of a millisecond.
   constexpr int64_t kAllOptionsEvery = 16;
   Outlook outlook{.parameters = {}, .hash = Hash::kStart};
   uint64_t& hash = outlook.hash;
@@ -125,7 +125,7 @@ void OwnSlices::bring_state(torch::optim::Optimizer& optimizer, size_t place) {
     const at::Tensor held = field.get(*state);
     if (!held.defined()) continue;
     const at::Tensor mine = areas_.mine(areas_.array(parameter, field.name, held.scalar_type()), parameter);
-    // Loaded, or the optimizer's constructor has made it: this rank brings its slice, which is all that it will read.
+    // Loaded, or made by the optimizer's constructor: this rank copies its slice, which is all that it will read.
     if (!held.is_alias_of(mine)) mine.copy_(flat_part(held, parameter.tensor, parameter.begin, mine.numel()));
     field.set(*state, mine);
   }
@@ -152,7 +152,7 @@ void OwnSlices::take_state(torch::optim::Optimizer& optimizer, size_t place) {
 
 int64_t OwnSlices::run(torch::optim::Optimizer& optimizer, const StepGradients& gradients) {
   ++runs_;
-  // Whole tensors of parameters that are not stepped would stay.
+  // Whole tensors of parameters that are not stepped would remain.
   const bool was_complete = std::exchange(is_complete_, false);
   const auto changes = [&](const Slice& slice) { return kind_ && (slice.is_stepped || was_complete); };
   for (size_t place = 0; place < slices_.size(); ++place) {

@@ -12,18 +12,18 @@
 
 namespace lockstep::detail {
 
-/// Elements [begin, begin + count) of a tensor, in the order in which `parameter` lies in memory.
+/// Elements [begin, begin + count) of a tensor, in the memory order of `parameter`.
 at::Tensor flat_part(const at::Tensor& tensor, const at::Tensor& parameter, int64_t begin, int64_t count);
 
-/// Lets an optimizer's own step() work on this rank's slices of the areas. During that call, the parts of parameters in
-/// the slice replace the parameters in the optimizer's groups, flat, with the same part of the gradient.
+/// Lets an optimizer's own step() work on this rank's slices of the areas. During that call, this rank's parts replace
+/// the parameters in the optimizer's groups, flat, with the same part of the gradient.
 ///
 /// If the kind of state is known, the optimizer's map holds it between steps, in the areas' arrays: views of them in
 /// the parameters' shapes; on a device this rank's parts, flat, until complete(). A master is one of these arrays: an
 /// own_step() that steps masters finds it in the map.
 class OwnSlices final : public SliceStepper {
  public:
-  /// `kind`: the kind of state; none: only the optimizer knows it, and it belongs to the slices.
+  /// `kind` is the kind of state; none: only the optimizer knows it, and it belongs to the slices.
   OwnSlices(Areas& areas, std::optional<OptimizerKind> kind, void (*own_step)(torch::optim::Optimizer&));
   OwnSlices(const OwnSlices&) = delete;
   OwnSlices& operator=(const OwnSlices&) = delete;

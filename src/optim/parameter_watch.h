@@ -8,20 +8,20 @@
 
 namespace lockstep::detail {
 
-/// Notices that something else than an optimizer's step has changed parameters of which each rank holds a copy, between
-/// two backward passes. LibTorch's own optimizers write through .data(), which counts no version, so values are
-/// compared, by a sample.
+/// Notices that something other than an optimizer's step has changed parameters of which each rank holds a copy,
+/// between two backward passes. LibTorch's own optimizers write through .data(), which counts no version, so a sample
+/// of the values is compared.
 class ParameterWatch {
  public:
   explicit ParameterWatch(const Areas& areas) : areas_(areas) {}
 
-  /// What is wrong if parameters have changed since the last backward, without a step; empty if they have not.
-  /// `awaits_step`: only the step takes the mean of that one's gradients.
+  /// Describes the error if parameters have changed since the last backward without a step; empty if they have not.
+  /// `awaits_step`: only the step takes the mean of that backward's gradients.
   std::string backward_begins(bool awaits_step);
   void step_begins() { seen_.reset(); }
 
  private:
-  /// Of the parameters: a sample of their values; how often they were written; how often by this library.
+  /// A sample of the parameters' values, how often they were written, and how often by this library.
   struct Seen {
     uint64_t sample, versions, changes;
   };

@@ -25,7 +25,7 @@ bool all_have_inputs(const std::vector<Facts>& ranks) {
   return std::all_of(ranks.begin(), ranks.end(), [](const Facts& facts) { return facts.active; });
 }
 
-/// The parameters, which lie in memory of their own again, are wrong.
+/// Leaves the trouble for parameters that are wrong and lie in their own memory again.
 std::shared_ptr<const SharedWeights> leave_trouble_of(const Areas& areas, const std::string& trouble) {
   std::vector<at::Tensor> tensors;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> kept;
@@ -78,14 +78,14 @@ ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimize
       slices_(make_slices(areas_, optimizer, kind, options)),
       watch_(areas_),
       copy_watch_(options.shared_parameters ? std::make_unique<SharedCopyWatch>(group_, areas_) : nullptr) {
-  // Another step may have the gradients; one that takes no sums then only says so.
+  // Another step may have the gradients; a step that takes no sums then only says so.
   if (may_take_sum_ || (copy_watch_ && model_.shared_step == nullptr)) model_.set_shared_step(this);
 }
 
 ShardedStep::~ShardedStep() {
   const bool model_is_there = !model_is_there_.expired();
   if (model_is_there && model_.shared_step == this) model_.set_shared_step(nullptr);
-  // Each rank is about to have a copy of its own, of what several of them may have changed.
+  // Each rank is about to get its own copy of parameters that several ranks may have changed.
   const std::string trouble = copy_watch_ ? copy_watch_->trouble_at_end() : "";
   if (trouble.empty()) return;
   give_back(areas_);
@@ -94,7 +94,7 @@ ShardedStep::~ShardedStep() {
   if (std::uncaught_exceptions() > 0) return;
   try {
     TORCH_WARN("a ZeroRedundancyOptimizer ends, and its ", trouble);
-  } catch (const std::exception&) {  // a handler that makes errors of warnings: the next backward tells
+  } catch (const std::exception&) {  // a handler that turns warnings into errors: the next backward reports it
   }
 }
 

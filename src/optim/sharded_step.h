@@ -16,18 +16,18 @@
 
 namespace lockstep::detail {
 
-/// A step that ranks share out: of one machine, or, where they share no memory, of the group. Each steps its slices of
-/// the areas (SliceStepper), and what comes of it reaches all copies: through shared memory, or by an all_gather.
+/// A step shared by the ranks of one machine or, if they share no memory, of the group. Each steps its slices of the
+/// areas (SliceStepper), and the results reach all copies through shared memory or by an all_gather.
 ///
-/// Where there are kernels, or a device, backward leaves each rank's gradients in its buckets (GradientSum), and the
-/// step takes their sum. With a communication hook, where several machines take part, and for optimizers of which only
-/// the class knows how they step, backward reduces them, and the step reads this rank's .grad.
+/// With kernels, or on a device, backward leaves each rank's gradients in its buckets (GradientSum), and the step takes
+/// their sum. With a communication hook, on several machines, and for optimizers that only their class can step,
+/// backward reduces them, and the step reads this rank's .grad.
 ///
-/// In a step the ranks first tell each other what they are about to do, so nobody still reads parameters when they are
-/// written, and in the end wait for each other, so everybody has all of them.
+/// In a step the ranks first tell each other their next action, so that no rank still reads parameters when they are
+/// written, and finally wait for each other, so that every rank has all of them.
 class ShardedStep final : public Stepper, public SharedStep {
  public:
-  /// Every rank makes it. `model` outlives it.
+  /// REQUIRES: every rank makes it; `model` outlives it.
   ShardedStep(const Replica& model, torch::optim::Optimizer& optimizer, const StepKind& kind,
               const ZeroRedundancyOptions& options);
   ~ShardedStep() override;
@@ -39,29 +39,28 @@ class ShardedStep final : public Stepper, public SharedStep {
   std::vector<Facts> step_without_inputs() override;
   double clip_grad_norm(double max_norm, double type) override;
 
-  /// Every rank calls it.
+  /// REQUIRES: every rank calls it.
   void step() override;
   void check_state_is_known() const override { slices_->check_state_is_known(); }
   void complete_state() override { slices_->complete(*optimizer_); }
   const Group* slice_holders() const override { return areas_.memory() == nullptr ? &group_ : nullptr; }
   bool adopts_state() const override { return may_take_sum_; }
   void move_to(torch::optim::Optimizer& optimizer) override { optimizer_ = &optimizer; }
-  /// What this rank's steps by kernels have read and written so far: gradients, parameters and what is remembered of
-  /// them.
+  /// The bytes that this rank's steps by kernels have read and written so far: gradients, parameters and their state.
   int64_t bytes_moved() const { return bytes_moved_ + sum_.bytes_moved(); }
 
  private:
-  /// Whether this step takes the sum of all ranks' gradients; else backward has.
+  /// Whether this step takes the sum of all ranks' gradients; if not, backward has.
   bool takes_sum() const { return may_take_sum_ && model_.is_deferred(); }
   void clip(const StepRequest& request);
-  /// What keeps this rank from stepping; empty if nothing does.
+  /// The reason why this rank cannot step; empty if none.
   std::string trouble() const;
   SliceStepper::Outlook prepare(const std::string& trouble);
-  /// What all ranks do, which is all or none of it.
+  /// Agrees on the action of all ranks: all of them take it, or none does.
   StepRequest agree(const StepRequest& mine, const std::string& trouble, const SliceStepper::Outlook& outlook) const;
   /// Steps these parameters on all ranks.
   void step_slices(const std::vector<at::Tensor>& parameters);
-  /// TORCH_CHECK fails where the model has gone.
+  /// TORCH_CHECK fails if the model is gone.
   void check_model() const;
 
   ReplicaState& model_;
@@ -74,9 +73,9 @@ class ShardedStep final : public Stepper, public SharedStep {
   const StepGradients gradients_;
   const std::unique_ptr<SliceStepper> slices_;
   ParameterWatch watch_;                               ///< of each rank's copy
-  const std::unique_ptr<SharedCopyWatch> copy_watch_;  ///< null: each rank has a copy
+  const std::unique_ptr<SharedCopyWatch> copy_watch_;  ///< null: each rank has its own copy
   std::mutex stepping_;                                ///< held by the thread that steps
-  double norm_ = 0;                                    ///< that clip_grad_norm() has found last
+  double norm_ = 0;                                    ///< the last result of clip_grad_norm()
   int64_t bytes_moved_ = 0;
 };
 

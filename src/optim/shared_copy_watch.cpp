@@ -20,11 +20,11 @@ std::vector<const void*> storages_of_areas(const Areas& areas) {
   return storages_of(memory);
 }
 
-/// How a rank has changed the copy since it was last as all ranks expect.
+/// How a rank has changed the copy since all ranks last agreed on it.
 enum class Change : int64_t {
   kNone,
   kSeen,     ///< its values differ: another rank has changed it, or this one without counting
-  kSet,      ///< this library has set it, and nothing came after
+  kSet,      ///< this library has set it, and nothing else has changed it since
   kCounted,  ///< this rank has written it
 };
 
@@ -33,7 +33,7 @@ constexpr const char* kChanged =
     "shared_parameters = true: all ranks share one copy of them, so what each rank changes, as another optimizer or "
     "torch::load() does, is changed once for every rank";
 
-/// Of the words that another rank reads at any time.
+/// For words that another rank may read at any time.
 uint64_t read(uint64_t& word) { return std::atomic_ref<uint64_t>(word).load(std::memory_order_relaxed); }
 void write(uint64_t& word, uint64_t value) { std::atomic_ref<uint64_t>(word).store(value, std::memory_order_relaxed); }
 

@@ -17,11 +17,10 @@ class StepGradients {
  public:
   StepGradients(const ReplicaState& model, GradientSum& sum) : model_(model), sum_(sum) {}
 
-  /// Whether the parameter is stepped.
   bool has(const at::Tensor& parameter) const;
   optim::GradientSource source(const optim::Intent& intent) const;
-  /// This rank's part, flat, in the parameter's dtype; undefined if there is none. If the step takes the sum: on a
-  /// device, after collect().
+  /// This rank's part, flat, in the parameter's dtype; undefined if there is none. If the step takes the sum on a
+  /// device, call collect() first.
   at::Tensor slice_of(const Areas::Parameter& parameter) const;
 
  private:
@@ -41,7 +40,7 @@ class SliceStepper {
   virtual ~SliceStepper() = default;
   virtual Outlook prepare(const torch::optim::Optimizer& optimizer, const StepGradients& gradients) = 0;
   /// Takes the last prepared step, in this rank's copy of the parameters and, if ranks share memory, in the others'.
-  /// Sends no messages. Returns the bytes that kernels have read and written.
+  /// Does not communicate. Returns the bytes that kernels have read and written.
   virtual int64_t run(torch::optim::Optimizer& optimizer, const StepGradients& gradients) = 0;
   /// Makes the tensors in the optimizer's map whole until the next run(). On a device, repeated calls send nothing.
   /// REQUIRES: every rank calls it if ranks share no memory.

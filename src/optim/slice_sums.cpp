@@ -10,11 +10,11 @@
 namespace lockstep::detail {
 namespace {
 
-/// Of two messages.
+/// For two messages.
 constexpr int64_t kStagingBytes = 16 << 20;
 
-/// [at, at + count) of `row` become zeros, or elements of `from`, where `at` is `first` there. A model may have a
-/// thousand small parameters: on the CPU an operator's dispatch would take longer than the copy.
+/// Sets [at, at + count) of `row` to zeros, or to elements of `from`, whose element `first` corresponds to `at`. A
+/// model may have a thousand small parameters: on the CPU an operator's dispatch would take longer than the copy.
 void clear(const at::Tensor& row, int64_t at, int64_t count) {
   if (count == 0) return;
   if (!row.is_cpu()) {

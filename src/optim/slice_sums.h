@@ -9,9 +9,9 @@
 
 namespace lockstep::detail {
 
-/// Sums of gradients for ranks that share no memory: each rank receives those of its slices. They arrive by
-/// reduce_scatters of a part of every rank's slice. Two are under way at once, so that one travels while the next is
-/// assembled. Takes memory for the sums of one slice and two messages.
+/// Sums of gradients for ranks that share no memory: each rank receives its slices' sums, by reduce_scatters of a part
+/// of every rank's slice. Two are in flight at once, so that one is sent while the next is assembled. Takes memory for
+/// the sums of one slice and two messages.
 class SliceSums {
  public:
   SliceSums(const Areas& areas, Group group) : areas_(areas), group_(std::move(group)) {}
@@ -22,7 +22,7 @@ class SliceSums {
   /// REQUIRES: every rank calls it.
   void bring(const GradientOf& gradient_of, ReduceOp op);
 
-  /// The address at which a parameter's sums would begin. Only those of this rank's slice are in memory.
+  /// The address at which a parameter's sums would begin. Only this rank's slice is in memory.
   std::byte* place_of(const Areas::Parameter& parameter) const;
   /// This rank's part of a parameter's sums, flat.
   at::Tensor mine(const Areas::Parameter& parameter) const { return areas_.mine(sums_[parameter.area], parameter); }

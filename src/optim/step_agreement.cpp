@@ -15,10 +15,10 @@
 namespace lockstep::detail {
 namespace {
 
-/// Of a rank's row.
+/// Columns of a rank's row.
 enum Column : int64_t { kTrouble, kAction, kMaxNorm, kNormType, kStep, kGradients, kParameters, kLoaded, kColumns };
 
-/// A column of the rows, one number a rank.
+/// A column of the rows, one number per rank.
 std::vector<int64_t> column(const at::Tensor& rows, int64_t index) {
   const at::Tensor values = rows.select(1, index).contiguous();
   return {values.const_data_ptr<int64_t>(), values.const_data_ptr<int64_t>() + values.numel()};

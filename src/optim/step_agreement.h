@@ -7,7 +7,7 @@
 
 namespace lockstep::detail {
 
-/// The next action of a rank that takes part in a step. kFollow: whatever the others do.
+/// The next action of a rank that takes part in a step. kFollow: do as the others do.
 enum class StepAction : int64_t { kFollow, kClip, kStep };
 struct StepRequest {
   StepAction action;

@@ -14,13 +14,13 @@
 namespace lockstep::optim {
 namespace {
 
-/// The elements that a thread takes at once: 256 KiB of floats, a multiple of every vector.
+/// Elements per thread at once: 256 KiB of floats, a multiple of every vector.
 constexpr int64_t kPieceElements = 64 << 10;
-/// The elements summed before they are stepped, and copied afterwards, while they are in the first-level cache.
+/// Elements that are summed, stepped and copied together, while they are in the first-level cache.
 constexpr int64_t kBlockElements = 512;
 constexpr size_t kLargestElement = 8;
 
-/// The error of a parameter, as the end of a sentence; null if there is none.
+/// The reason why a parameter cannot be stepped, as the end of a sentence; null if none.
 const char* problem_with(const at::Tensor& parameter, c10::Device device) {
   if (parameter.device() != device)
     return "is on another device than the first one; step what is there with an optimizer of its own";
@@ -40,7 +40,7 @@ const char* problem_with(const at::Tensor& parameter, c10::Device device) {
   return nullptr;
 }
 
-/// Returns how many bytes it has read and written.
+/// Returns the bytes read and written.
 size_t run_block(const Plan& plan, int64_t begin, int64_t end, const std::byte* gradient) {
   const auto at = static_cast<size_t>(begin) * plan.element, state_at = static_cast<size_t>(begin) * plan.state_element;
   const auto count = static_cast<size_t>(end - begin);
@@ -120,7 +120,7 @@ torch::optim::OptimizerParamState& state_of(torch::optim::Optimizer& optimizer, 
   auto& state = optimizer.state()[parameter.unsafeGetTensorImpl()];
   if (!state)
     state = formula.new_state(master);
-  else if (master && dynamic_cast<Master*>(state.get()) == nullptr)  // loaded from a file that has none
+  else if (master && dynamic_cast<Master*>(state.get()) == nullptr)  // loaded from a file without masters
     state = formula.with_master(*state);
   return *state;
 }
@@ -161,7 +161,7 @@ int64_t run(const std::vector<Plan>& plans) {
   if (pieces.empty()) return 0;
   std::atomic<size_t> bytes{0};
   const auto count = static_cast<int64_t>(pieces.size());
-  // As many small ones to a thread as make one large one.
+  // A thread takes as many small parameters as make one large one.
   const int64_t grain = std::max<int64_t>(1, count * kPieceElements / elements);
   intra_op_for(count, grain, [&](int64_t from, int64_t to) {
     size_t mine = 0;

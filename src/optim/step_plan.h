@@ -27,13 +27,13 @@ std::vector<Intent> intents_of(const torch::optim::Optimizer& optimizer, const F
 /// The device of the optimizer's first parameter; the CPU if it has none.
 c10::Device device_of(const torch::optim::Optimizer& optimizer);
 
-/// The first reason why these parameters cannot be stepped, as a sentence; empty if there is none. Parameters on the
-/// CPU are stepped by kernels, those on a device by the optimizer itself, and all must be on one device.
+/// The first reason why these parameters cannot be stepped, as a sentence; empty if none. Kernels step parameters on
+/// the CPU, the optimizer itself those on a device; all must be on one device.
 std::string problem_of(const torch::optim::Optimizer& optimizer);
 
 bool is_16_bit(at::ScalarType dtype);
 
-/// The state of a parameter, made if missing, and given a master if it needs one.
+/// The state of a parameter, made if missing, and with a master if it needs one.
 torch::optim::OptimizerParamState& state_of(torch::optim::Optimizer& optimizer, const at::Tensor& parameter,
                                             const Formula& formula, bool master);
 
@@ -54,10 +54,9 @@ struct Plan {
 };
 /// `master`: the caller will set Plan::master.
 Plan plan_of(const Intent& intent, GradientSource gradient, bool master);
-/// The gradient in .grad.
 GradientSource own_gradient(const Intent& intent);
 
-/// Runs all plans; the intra-op threads share out large ones in pieces. Returns the bytes read and written.
+/// Runs all plans; intra-op threads share large ones in pieces. Returns the bytes read and written.
 int64_t run(const std::vector<Plan>& plans);
 
 }  // namespace lockstep::optim

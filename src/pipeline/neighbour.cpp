@@ -16,8 +16,8 @@ namespace {
 
 enum Kind : int64_t { kAsBefore, kOther, kUndefined, kDone, kTrouble };
 constexpr size_t kMaxDimensions = 8;
-constexpr int kReadTag = 1, kCopiedTag = 2;  ///< of the words that trouble was read, and a box copied
-/// Of a header.
+constexpr int kReadTag = 1, kCopiedTag = 2;  ///< for the messages that trouble was read, and that a box was copied
+/// Indices in a header.
 enum Place {
   kKind,
   kMark,
@@ -181,7 +181,7 @@ void Neighbour::tell(const std::string& trouble) noexcept {
     std::copy(trouble.begin(), trouble.end(), reinterpret_cast<char*>(text.mutable_data_ptr<uint8_t>()));
     send_one(text.to(device_));
     reading_ = group_.recv_async(at::empty({1}, at::dtype(at::kByte).device(device_)), rank_, kReadTag);
-  } catch (const std::exception&) {  // it has gone, of which the engine tells
+  } catch (const std::exception&) {  // it is gone, which the engine reports
   }
 }
 

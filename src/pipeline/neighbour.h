@@ -15,22 +15,22 @@
 
 namespace lockstep {
 
-/// What a neighbour has told instead of a tensor.
+/// Trouble that a neighbour has sent instead of a tensor.
 class ToldTrouble : public Error {
  public:
   using Error::Error;
 };
 
-/// The rank that has the stage before or after this rank's: tensors to it and from it, each in the order in which the
-/// other side sends.
+/// The rank with the stage before or after this rank's. Exchanges tensors with it, which arrive in the order of
+/// sending.
 ///
 /// A tensor arrives while its receiver computes. On one machine it lies in the sender's shared memory, and a small
-/// message says where; the receiver copies it, and says so. Between machines the receiver begins to receive before it
-/// knows what comes: both sides assume that a tensor has the dtype and shape of the one before, and a small message
-/// ahead of it says whether that is so. If not, the assumed one is sent as zeros, and the true one follows.
+/// message gives its place; the receiver copies it, and confirms that. Between machines the receiver begins to receive
+/// before it knows the tensor: both sides assume the dtype and shape of the previous one, and a small message ahead of
+/// the tensor says whether this is right. If not, zeros are sent for the assumed tensor, and the true one follows.
 class Neighbour {
  public:
-  /// What travels ahead of a tensor, in the sender's words.
+  /// Numbers that precede a tensor, from its sender.
   struct Words {
     int64_t mark = 0;     ///< of the batch
     int64_t given = 0;    ///< a sample of the first stage's input
@@ -43,27 +43,27 @@ class Neighbour {
     Words words;
   };
 
-  /// `rank` of `group`; its tensors will be on `device`.
+  /// The neighbour is `rank` of `group`, and its tensors are put on `device`.
   Neighbour(const Group& group, int rank, at::Device device);
 
   /// Whether both sides are on one machine.
   bool shares_memory() const { return memory_ != nullptr; }
 
-  /// Returns at once; the tensor must not change until finish(). It may be undefined.
+  /// Returns at once. The tensor, which may be undefined, must not change until finish().
   void send(const at::Tensor& tensor, const Words& words);
-  /// The next tensor may come; at most one is expected at a time. Returns at once.
+  /// Allows the next tensor to arrive; at most one is expected at a time. Returns at once.
   void expect();
-  /// The expected one. Throws ToldTrouble with what the other side has told.
+  /// Returns the expected tensor. Throws ToldTrouble with the other side's trouble.
   Received receive();
-  /// A message without a tensor. Returns at once.
+  /// Sends a message without a tensor. Returns at once.
   void send_done();
-  /// Returns when the other side has called that. Throws ToldTrouble with what it has told instead.
+  /// Returns when the other side has called send_done(). Throws ToldTrouble with the other side's trouble.
   void wait_until_done();
-  /// Instead of the next tensor, why there will be none. Returns at once.
+  /// Sends, instead of the next tensor, the reason why there is none. Returns at once.
   void tell(const std::string& trouble) noexcept;
-  /// Whether the other side has read that; true if it never will.
+  /// Whether the other side has read the trouble; true if it never will.
   bool has_read_trouble() const noexcept;
-  /// All that was sent has been received.
+  /// Returns when all sent tensors have been received.
   void finish();
 
  private:
@@ -77,18 +77,18 @@ class Neighbour {
     std::optional<Work> header_work, tensor_work;
   };
 
-  /// Shared memory that a tensor was put into for the other side.
+  /// Shared memory for a tensor to the other side.
   struct Box {
     at::Tensor memory;         ///< bytes
     std::optional<Work> read;  ///< the other side has copied it; none: it is free
   };
 
   void send_one(at::Tensor tensor);
-  /// `last`: bytes of a trouble, or 1 + the place of a tensor that lies in a box.
+  /// `last`: the bytes of a trouble, or 1 + the place of a tensor in a box.
   void send_header(int64_t kind, const Layout& layout, int64_t last = 0);
-  /// Puts the tensor into a box, and returns 1 + its place; 0: there is no shared memory.
+  /// Puts the tensor into a box, and returns 1 + its place; 0: no shared memory.
   int64_t put(const at::Tensor& tensor);
-  /// What follows a header that tells trouble.
+  /// Receives the trouble that follows a header, and throws it.
   [[noreturn]] void throw_told(int64_t bytes);
   at::Tensor copy_of_box(const Layout& layout, int64_t place) const;
   void send_assumed(const at::Tensor& tensor);
@@ -103,7 +103,7 @@ class Neighbour {
   std::optional<UnderWay> expected_;
   Words words_;  ///< of the next header
   std::deque<Work> sending_;
-  std::optional<Work> reading_;  ///< of the trouble that was told
+  std::optional<Work> reading_;  ///< the other side's reading of the trouble
 };
 
 }  // namespace lockstep

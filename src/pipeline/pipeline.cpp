@@ -24,7 +24,7 @@
 namespace lockstep {
 namespace {
 
-/// With what the user has left open, for so many layers.
+/// Fills in the options that the user has left open, for this number of layers.
 PipelineOptions completed(PipelineOptions options, size_t layers, const Group& group) {
   if (options.stages == 0) options.stages = group.world_size();
   if (options.micro_batches == 0) options.micro_batches = 2 * options.stages;
@@ -152,12 +152,12 @@ double Pipeline::clip_grad_norm(double max_norm, double norm_type) {
   const bool largest = std::isinf(norm_type);
   const double norm =
       largest ? column(0).max().item<double>() : std::pow(column(0).pow(norm_type).sum().item<double>(), 1 / norm_type);
-  if (!std::isfinite(norm)) {  // zeros, and NaN where there was something else than numbers
+  if (!std::isfinite(norm)) {  // zeros, and NaN in place of other values than numbers
     (void)state.model.clip_grad_norm(0, norm_type);
     state.stage.mark();
     return norm;
   }
-  constexpr double kEpsilon = 1e-6;  // what clip_grad_norm_ adds to a norm that it divides by
+  constexpr double kEpsilon = 1e-6;  // clip_grad_norm_ adds this to the divisor
   if (const double limit = max_norm / (norm + kEpsilon); !(limit >= 1))
     (void)state.model.clip_grad_norm(limit * (own + kEpsilon), norm_type);
   state.stage.mark();

@@ -20,10 +20,10 @@
 namespace lockstep {
 namespace {
 
-constexpr std::chrono::milliseconds kHearing{2000};  ///< for neighbours to read what is wrong
+constexpr std::chrono::milliseconds kHearing{2000};  ///< time for neighbours to read the trouble
 constexpr std::chrono::milliseconds kPause{2};
 
-// Of Stage::answers().
+// Flags of Stage::answers().
 constexpr int64_t kStepped = 1, kNotStepped = 2, kCleared = 4, kNotCleared = 8, kTrains = 16, kEvaluates = 32;
 
 int64_t flags_of(const StepWatch::Answer& answer, int64_t yes, int64_t no) {
@@ -64,7 +64,7 @@ void Stage::check_usable() const {
 
 int64_t Stage::answers() const {
   const StepWatch::Done done = steps_.since_mark();
-  // A sharded optimizer takes sums into .grad as it steps, and knows of changes itself.
+  // A sharded optimizer takes sums into .grad as it steps, and detects changes itself.
   TORCH_CHECK(done.regraded.empty() || state_of(model_).is_deferred(), "Pipeline: the gradient of ", done.regraded,
               " was changed after forward_backward(), as LibTorch's clip_grad_norm_ does, which sees one stage's "
               "gradients alone; call pipeline.clip_grad_norm() on every rank");
@@ -102,7 +102,7 @@ std::string Stage::done() const {
 void Stage::tell(const std::string& trouble) noexcept {
   if (before_ && &*before_ != told_by_) before_->tell(trouble);
   if (after_ && &*after_ != told_by_) after_->tell(trouble);
-  // What was sent is lost where this rank ends before it has arrived.
+  // Sent data is lost if this rank ends before it has arrived.
   const Deadline deadline(kHearing);
   while ((before_ && !before_->has_read_trouble()) || (after_ && !after_->has_read_trouble())) {
     if (deadline.passed()) return;
@@ -124,7 +124,7 @@ void Stage::telling(const std::function<void()>& pass) {
     own_page().fail(RankFailure::kOwn, -1, error.what_without_backtrace());
     tell(me_ + ": " + error.what_without_backtrace());
     throw;
-  } catch (const Error& error) {  // of the group, or of what the user calls
+  } catch (const Error& error) {  // of the group, or of the user's calls
     tell(me_ + ": " + error.what());
     throw;
   } catch (const std::exception& error) {

@@ -22,28 +22,29 @@ namespace lockstep {
 class Stage {
  public:
   using Model = DistributedDataParallel<torch::nn::Sequential>;
-  /// `ranks`: of this pipeline, in the order of the stages; `me`: this one in messages. `ranks` and `model` outlive the
-  /// object. Every rank makes it.
+  /// `ranks` are the pipeline's, in the order of the stages; `me` names this rank in messages.
+  /// REQUIRES: every rank makes it; `ranks` and `model` outlive it.
   Stage(const Group& ranks, Model& model, const PipelineOptions& options, std::string me);
 
   double forward_backward(const at::Tensor& input, const at::Tensor& target, const Pipeline::Loss& loss);
   at::Tensor forward(const at::Tensor& input);
   /// TORCH_CHECK fails after an error.
   void check_usable() const;
-  /// Parameters and gradients have been changed by the pipeline.
+  /// Marks parameters and gradients after the pipeline has changed them.
   void mark() { steps_.mark(); }
-  /// What this rank has done since the last pass, as flags. TORCH_CHECK fails if that is wrong for every stage.
+  /// This rank's steps and clearings since the last pass, as flags. TORCH_CHECK fails if they are wrong for every
+  /// stage.
   int64_t answers() const;
-  /// The same in words: "stepped, and cleared gradients".
+  /// answers() in words: "stepped, and cleared gradients".
   std::string done() const;
 
  private:
-  /// What a micro-batch leaves for its backward.
+  /// The tensors that a micro-batch leaves for its backward.
   struct Pass {
     at::Tensor input, output;  ///< output: on the last stage, the loss times its share
   };
   struct Batch {
-    std::vector<int64_t> rows;  ///< of micro-batches, as what follows
+    std::vector<int64_t> rows;  ///< of micro-batches, as in the following members
     std::vector<at::Tensor> inputs, targets;
     std::vector<Pass> passes;
     Neighbour::Words words;  ///< for the next stage
@@ -52,7 +53,7 @@ class Stage {
 
   bool is_first() const { return !before_; }
   bool is_last() const { return !after_; }
-  /// Both; TORCH_CHECK fails if this rank did something else than one of the earlier stages.
+  /// Combines both; TORCH_CHECK fails if this rank did something different from one of the earlier stages.
   static int64_t with_answers_of(int64_t earlier, int64_t own);
   Batch batch_of(const at::Tensor& input, const at::Tensor& target) const;
   void check_input(const at::Tensor& input) const;
@@ -60,7 +61,7 @@ class Stage {
   void check_given(const at::Tensor& input, int64_t first_stages) const;
   void run_forward(Batch& batch, size_t micro_batch, const at::Tensor& input, const Pipeline::Loss& loss);
   void run_backward(Batch& batch, size_t micro_batch);
-  /// Returns when the earlier stages have ended their backward, too.
+  /// Returns when the earlier stages have also ended their backward.
   void finish_backward();
   Neighbour::Received receive(Neighbour& from, bool more);
   void finish();

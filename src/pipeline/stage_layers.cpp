@@ -17,7 +17,7 @@
 namespace lockstep {
 namespace {
 
-/// The memory of a layer's tensors, which are known after the layer has gone.
+/// The memory of layers' tensors, remembered after a layer is gone.
 class Owners {
  public:
   /// TORCH_CHECK fails if another stage has the tensor.
@@ -114,7 +114,7 @@ StageLayers make_stage(const std::vector<NamedMaker>& layers, const Group& group
     if (!values.empty()) broadcast_weights(group, values, /*root=*/0);
     if (here == stage) {
       result.own->push_back(layers[i].name, std::move(layer));
-    } else if (layers[i].is_there) {  // what they hold would not be trained
+    } else if (layers[i].is_there) {  // no stage would train its parameters
       for (at::Tensor& value : values) value.set_data(at::empty({0}, value.options()));
     }
   }

@@ -18,10 +18,10 @@ namespace lockstep {
 struct NamedMaker {
   std::string name;
   Pipeline::MakeLayer make;
-  bool is_there = false;  ///< it was made before, and others may hold it
+  bool is_there = false;  ///< already made; others may hold it
 };
 
-/// A sequence's layers, of which this rank keeps those of its stage.
+/// The layers of a sequence that this rank keeps, those of its stage.
 struct StageLayers {
   /// A parameter or buffer of any stage.
   struct Known {
@@ -35,12 +35,12 @@ struct StageLayers {
   std::vector<Known> all;  ///< in the order of the sequence's state: parameters, then buffers
 };
 
-/// The layers of a sequence, as makers that give what is there.
+/// The layers of a sequence, as makers that return the existing layers.
 std::vector<NamedMaker> makers_of(const torch::nn::Sequential& layers);
 
-/// Makes the layers one after the other, sets them to rank 0's values and drops those of other stages. Throws on all
-/// ranks of `group` if ranks have other layers, or if stages share a tensor or have nothing to train. Every rank calls
-/// it.
+/// Makes the layers one after the other, sets them to rank 0's values and drops other stages' layers. Throws on all
+/// ranks of `group` if ranks have different layers, or if stages share a tensor or have nothing to train.
+/// REQUIRES: every rank calls it.
 StageLayers make_stage(const std::vector<NamedMaker>& layers, const Group& group, const PipelineOptions& options,
                        int stage);
 

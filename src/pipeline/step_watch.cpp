@@ -41,7 +41,7 @@ StepWatch::Done StepWatch::since_mark() const {
     const bool changed = mark_of(one.gradient) != one.gradient_value;
     const bool zeroed = changed && is_zero(one.gradient);
     kept = kept || (one.parameter.grad().defined() && !zeroed);
-    // zero_grad(false) writes once; what was written before that was not zero.
+    // zero_grad(false) writes once; a value written before that was not zero.
     const bool regraded = zeroed ? one.gradient._version() > one.version + 1 : changed;
     if (regraded && done.regraded.empty()) done.regraded = one.name;
   }

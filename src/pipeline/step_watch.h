@@ -9,26 +9,27 @@
 
 namespace lockstep {
 
-/// What a rank did to its stage between two passes. Each rank of a pipeline has other parameters, so nothing but this
-/// shows that one has stepped and another has not.
+/// Records what a rank did to its stage between two passes. Each rank of a pipeline has other parameters, so nothing
+/// else shows that one has stepped and another has not.
 class StepWatch {
  public:
-  /// Of one rank, or of several: both answers.
+  /// The answer of one rank; both flags if of several.
   struct Answer {
     bool yes = false, no = false;
   };
   struct Done {
     Answer stepped;          ///< changed parameters
     Answer cleared;          ///< gradients, all of them
-    std::string regraded{};  ///< the first parameter whose gradient has other values that it kept until it was cleared
+    std::string regraded{};  ///< the first parameter whose gradient was given other values and not cleared since
   };
 
   explicit StepWatch(const torch::nn::Module& layers);
-  /// Parameters and gradients are as the pipeline leaves them. Holds the gradients, since zero_grad() lets go of them.
+  /// Marks parameters and gradients as the pipeline leaves them. Holds the gradients, because zero_grad() releases
+  /// them.
   void mark();
-  /// Lets go of them: a backward begins.
+  /// Releases them: a backward begins.
   void release();
-  /// Since mark(); nothing before the first.
+  /// The changes since mark(); none before the first.
   Done since_mark() const;
 
  private:

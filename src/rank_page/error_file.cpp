@@ -31,7 +31,7 @@ std::string text_of(const std::exception_ptr& thrown) {
   }
 }
 
-/// `message` is a text, or an object that holds a text under the same name. Nothing else is looked at.
+/// `message` is a text, or an object that holds a text under the same name. The rest is ignored.
 std::string message_in(const nlohmann::json& json) {
   const nlohmann::json* node = &json;
   for (int depth = 0; depth < 2 && node->is_object() && node->contains("message"); ++depth) node = &node->at("message");

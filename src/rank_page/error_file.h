@@ -11,8 +11,8 @@ void write_error_file(const std::string& text) noexcept;
 /// The error in such a file, of one or more lines; empty if there is no such file. Reads at most 64 KiB.
 std::string read_error_file(const std::string& path);
 
-/// From now on an exception that ends the process is recorded on this rank's page and in the error file, before the
-/// previous handler takes over. A second call does nothing.
+/// Makes an exception that ends the process be recorded on this rank's page and in the error file, before the previous
+/// handler runs. A second call does nothing.
 void note_uncaught_exceptions();
 
 }  // namespace lockstep

@@ -6,15 +6,15 @@
 
 namespace lockstep {
 
-/// Says what the collectives that this thread starts while the label lives are for, such as "the divergence check" or
-/// "main_first()": what is a function's name, and only that, ends with "()". The rank's page shows it beside the
-/// collective, for reports of what a rank did last, and so do the errors of ranks that called different collectives.
-/// Ranks that gather bytes must have equal labels (group_objects.cpp). The innermost label counts.
+/// Gives the purpose of the collectives that this thread starts while the label lives, such as "the divergence check"
+/// or "main_first()". Only the names of functions end with "()". The rank's page shows it next to the collective, for
+/// reports of what a rank did last, and so do the errors of ranks that called different collectives. Ranks that gather
+/// bytes must have equal labels (group_objects.cpp). The innermost label counts.
 class OperationLabel {
  public:
-  /// `text` must outlive the label. A page has room for 127 bytes.
+  /// REQUIRES: `text` outlives the label. A page has room for 127 bytes.
   explicit OperationLabel(std::string_view text) : before_(current_) { current_ = text; }
-  /// It would not.
+  /// A temporary text would not outlive the label.
   template <typename Text>
   requires std::is_same_v<Text, std::string>
   explicit OperationLabel(Text&& text) = delete;

@@ -13,14 +13,14 @@ namespace {
 
 constexpr int kBits = 64;
 
-/// FNV-1a: the same in every process of the run.
+/// FNV-1a, which is the same in every process of the run.
 uint64_t hash(std::string_view text) {
   uint64_t value = 14695981039346656037u;
   for (const char byte : text) value = (value ^ static_cast<unsigned char>(byte)) * 1099511628211u;
   return value | 1;  // 0 is no group
 }
 
-/// All of them, or none if one has no bit.
+/// The bits of all of them, or none if one has no bit.
 uint64_t bits_of(const std::vector<int>& ranks) {
   uint64_t bits = 0;
   for (const int rank : ranks) {

@@ -10,36 +10,36 @@
 
 namespace lockstep {
 
-/// A process group on this rank's page, for as long as this object lives: the launcher learns in which group the rank
-/// waits, and how many collectives it has started there. One that is made without arguments is not shown.
+/// A process group that is shown on this rank's page while this object lives: the launcher learns in which group the
+/// rank waits, and how many collectives it has started there. A default-constructed one is not shown.
 class PageGroup {
  public:
   PageGroup() = default;
-  /// `ranks`: for each rank of the group its number at the launcher. `name`: empty for the group of all ranks. Both,
-  /// and the order in which a process makes groups of one name, are equal on all ranks of the group.
+  /// `ranks` has, for each rank of the group, its number at the launcher. `name` is empty for the group of all ranks.
+  /// Both, and the order in which a process makes groups of one name, are equal on all ranks of the group.
   PageGroup(std::string name, std::vector<int> ranks);
   PageGroup(PageGroup&& other) noexcept { *this = std::move(other); }
   PageGroup& operator=(PageGroup&& other) noexcept;
   ~PageGroup();
 
-  /// A group of those of this one's ranks: subgroup `number` of it, counted from 0.
+  /// The group of those of this group's ranks that form its subgroup `number`, counted from 0.
   PageGroup part(int number, const std::vector<int>& ranks) const;
 
-  /// Of the page; RankPage::kNoGroup if it is not shown.
+  /// Its place on the page; RankPage::kNoGroup if it is not shown.
   int place() const { return place_; }
-  /// The next collective begins; returns its number, counted from 1. If several threads call, the numbers may be wrong.
+  /// Begins the next collective; returns its number, counted from 1. If several threads call, the numbers may be wrong.
   uint64_t start_collective() {
     const uint64_t number = collectives_.load(std::memory_order_relaxed) + 1;
     collectives_.store(number, std::memory_order_relaxed);
     if (place_ != RankPage::kNoGroup) own_page().note_collective(place_, number);
     return number;
   }
-  /// For messages that call the ranks of a part of all ranks by their numbers in it: "\nRanks 0, 1 of subgroup 0 are
-  /// ranks 2, 3 of all."; empty for the group of all ranks, or if they are not known.
+  /// For messages that use the ranks' numbers in a subgroup: "\nRanks 0, 1 of subgroup 0 are ranks 2, 3 of all."; empty
+  /// for the group of all ranks, or if the numbers are unknown.
   std::string names_of_ranks() const;
   /// RankStatus::Group::id; 0 if it is not shown.
   uint64_t id() const { return place_ == RankPage::kNoGroup ? 0 : id_; }
-  /// The bit of a rank of the group, and those of all of them; 0 if they are not known.
+  /// The bit of a rank of the group, and of all its ranks; 0 if unknown.
   uint64_t bit(int rank) const;
   uint64_t bits() const { return bits_; }
 
@@ -51,8 +51,8 @@ class PageGroup {
   int place_ = RankPage::kNoGroup;
 };
 
-/// The group of all ranks of the launcher that has started this process, or without one of all that have met; not shown
-/// if the launcher has other ranks.
+/// The group of all ranks of the launcher that started this process or, without one, of all ranks that have met; not
+/// shown if the launcher has other ranks.
 PageGroup page_group_of_all(int rank, int world_size);
 
 }  // namespace lockstep

@@ -30,7 +30,7 @@ std::atomic<std::thread::id> opening;
 
 size_t board_bytes(int world_size) { return static_cast<size_t>(world_size + 1) * RankPage::kBytes; }
 
-/// Where this process's page is, found once. Never destroyed: threads may write while the process ends.
+/// The place of this process's page, found once. Never destroyed: threads may write while the process ends.
 struct Place {
   std::optional<RankBoard> board;
   RankPage unread;
@@ -51,7 +51,7 @@ struct Place {
 
   static Place& get() {
     static Place& place = *new Place;
-    // A child that a rank forks is not the rank.
+    // A forked child is not the rank.
     static const int registered = ::pthread_atfork(nullptr, nullptr, [] {
       place.page = &place.unread;
       found_own_page = &place.unread;
@@ -69,13 +69,13 @@ RankBoard::RankBoard(int world_size) : segment_("lockstep-pages", board_bytes(wo
 }
 
 std::optional<RankBoard> RankBoard::open(int fd, int world_size) {
-  // If something closed descriptors on the way here, the number may refer to another file.
+  // If other code has closed descriptors since, the number may refer to another file.
   struct stat status {};
   const size_t bytes = board_bytes(world_size);
   if (::fstat(fd, &status) != 0 || static_cast<size_t>(status.st_size) != bytes || ::fcntl(fd, F_GET_SEALS) < 0)
     return std::nullopt;
   try {
-    // If this process may open no more descriptors, its failure must reach the launcher all the same: use the original.
+    // If this process may open no more descriptors, its failure must still reach the launcher: use the original.
     int copy = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (copy < 0 && errno == EMFILE) copy = fd;
     RankBoard board(SharedSegment(FileDescriptor(copy), bytes));

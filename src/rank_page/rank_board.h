@@ -8,16 +8,16 @@
 
 namespace lockstep {
 
-/// What precedes the pages.
+/// The memory before the pages.
 struct BoardHead {
   static constexpr uint64_t kMagic = 0x3564726f616f'4b4c;
 
   uint64_t magic = kMagic;
-  std::atomic<uint32_t> stopping{0};  ///< the launcher is ending the run: SIGTERM ends a rank as it does any program
+  std::atomic<uint32_t> stopping{0};  ///< the launcher is ending the run: SIGTERM ends a rank like any program
   // Of StopAgreement.
   std::atomic<uint32_t> stop_asked{0};
   std::atomic<uint64_t> stop_at{0};
-  std::atomic<uint32_t> resize_to{0};         ///< `lockstep resize` asks for so many ranks; 0: nobody asks
+  std::atomic<uint32_t> resize_to{0};         ///< the number of ranks that `lockstep resize` asks for; 0: none
   std::atomic<uint32_t> several_machines{0};  ///< the run has ranks whose pages are on other boards
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -46,18 +46,18 @@ class RankBoard {
 /// The board of this process's launcher; null without a launcher, and in a process that a rank forked.
 const RankBoard* launchers_board();
 
-/// For own_page(): what it has found; null before the first call.
+/// The result of own_page(), for its fast path; null before the first call.
 extern std::atomic<RankPage*> found_own_page;
 RankPage& find_own_page();
 
-/// This process's own page: on its launcher's board, or one that nobody reads. The first call opens the board. Inline,
-/// because each operation asks several times.
+/// This process's own page: on its launcher's board, or one without readers. The first call opens the board. Inline,
+/// because each operation calls it several times.
 inline RankPage& own_page() {
   RankPage* const page = found_own_page.load(std::memory_order_acquire);  // from find_own_page()
   return page != nullptr ? *page : find_own_page();
 }
 
-/// The rank whose page process `pid` writes; -1 if there is none.
+/// The rank whose page process `pid` writes; -1 if none.
 int rank_of_process(pid_t pid);
 
 }  // namespace lockstep

@@ -51,7 +51,7 @@ void RankPage::begin(pid_t pid) {
   pid_.store(pid, std::memory_order_relaxed);
   kind_literal_.store(nullptr, std::memory_order_relaxed);
   dtype_literal_.store(nullptr, std::memory_order_relaxed);
-  // Of the program that has started this one in its place.
+  // From the program that this one has replaced.
   for (Group& group : groups_) group.id.store(0, std::memory_order_relaxed);
   taken_groups_.store(0, std::memory_order_relaxed);
   caller_.store(0, std::memory_order_relaxed);
@@ -62,8 +62,8 @@ void RankPage::start_operation(uint64_t sequence, const char* kind, const char* 
                                const int64_t* shape, size_t dimensions, Clock::time_point now, std::string_view of,
                                int group) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
-  // Training repeats itself: copying both texts each time would take 10 of the 150 ns of a small all_reduce. They are
-  // copied now and then, because two threads at once may leave the text of one with the address of the other.
+  // Training repeats itself, and copying both texts each time would take 10 of the 150 ns of a small all_reduce. They
+  // are copied now and then, because two threads at once may leave one's text with the other's address.
   const bool anew = sequence % 64 == 0;
   const auto put = [anew](auto& text, std::atomic<const char*>& known, const char* literal) {
     if (!anew && known.load(kRelaxed) == literal) return;
@@ -72,7 +72,7 @@ void RankPage::start_operation(uint64_t sequence, const char* kind, const char* 
   };
   const uint32_t version = version_.load(kRelaxed);
   version_.store(version | 1, kRelaxed);
-  // With the acquire fence of read(): who sees one of the words below sees the odd version, too.
+  // Pairs with the acquire fence of read(): a reader that sees one of the words below sees the odd version, too.
   std::atomic_thread_fence(std::memory_order_release);
   note_caller();
   sequence_.store(sequence, kRelaxed);
@@ -141,7 +141,7 @@ void RankPage::fail(RankFailure failure, int peer, std::string_view text, int op
   uint32_t nobody = 0;
   if (!failure_claim_.compare_exchange_strong(nobody, 1)) return;
   failure_text_.store(text);
-  // Here and below: a word that is released after its text, and that read() acquires before it.
+  // Here and below: a word that is released after its text and acquired by read() before it.
   failure_.store(pack(failure, peer) | static_cast<uint64_t>(opponent + 1) << 32, std::memory_order_release);
 }
 
@@ -235,7 +235,7 @@ RankStatus RankPage::read(int world_size) const {
 }
 
 RankStatus RankStatus::at_end() const {
-  constexpr size_t kCompared = 200;  // both texts may be truncated
+  constexpr size_t kCompared = 200;  // either text may be truncated
   RankStatus account = *this;
   if (last_error == RankFailure::kNone || (failure != RankFailure::kNone && failure != RankFailure::kOwn))
     return account;

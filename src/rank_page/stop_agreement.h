@@ -6,17 +6,17 @@
 
 namespace lockstep {
 
-/// How the ranks of one board agree on the step after which all of them stop, without communication.
+/// Lets the ranks of one board agree, without communication, on the step after which all of them stop.
 ///
-/// Each rank calls should_stop() equally often, say once a step, and numbers its calls from 1 on. The launcher, or a
-/// signal handler of any rank, sets `stop_asked`. All ranks then get their first `true` at the call with the same
+/// Each rank calls should_stop() equally often, say once a step, and numbers its calls from 1. The launcher, or a
+/// signal handler of any rank, sets `stop_asked`. All ranks then get their first `true` from the call with the same
 /// number, which is at most one past the last call of the rank that is furthest ahead.
 ///
-/// Why it is the same number: a call first writes its number and then looks at `stop_asked`, both sequentially
-/// consistent. So a call that finds it unset has written its number before it was set, and the decision, which is made
-/// after it was set, sees that number. The decision is the highest number seen plus one. It is made once, by compare
-/// and swap, in the first call that finds `stop_asked` set. So every call with a lower number answers false, and no
-/// call from that number on can have missed it.
+/// Proof: a call first writes its number and then reads `stop_asked`, both sequentially consistent. So a call that
+/// finds it unset has written its number before it was set, and the decision, made after it was set, sees that number.
+/// The decision is the highest number seen plus one. It is made once, by compare and swap, in the first call that finds
+/// `stop_asked` set. So every call with a lower number returns false, and no call from that number on can have missed
+/// it.
 class StopAgreement {
  public:
   StopAgreement(const RankBoard& board, RankPage& mine) : board_(board), mine_(mine) {}

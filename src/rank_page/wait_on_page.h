@@ -6,7 +6,6 @@ namespace lockstep {
 
 /// Tells the launcher that this rank waits and does not compute, even while it spins.
 struct WaitOnPage {
-  /// As RankPage::begin_wait().
   WaitOnPage(int group, const RankStatus::Awaited& awaited) { own_page().begin_wait(group, awaited); }
   ~WaitOnPage() { own_page().set_waiting(false); }
   WaitOnPage(const WaitOnPage&) = delete;

@@ -83,7 +83,7 @@ void BackwardTracker::begin_backward() {
   backward.thread = std::this_thread::get_id();
   backward.accumulates = passes.reduce_every() > 1;
   backward.reduces = passes.reduce_every() > 0 && passes.since_reduction + 1 >= passes.reduce_every();
-  // Virtual ranks take a step's gradients out of .grad, one after the other, which does not clear them.
+  // Virtual ranks take a step's gradients out of .grad, one after the other, which does not count as clearing.
   const bool takes_out = !parts_.plan.row_kind.empty() && passes.since_reduction > 0 && passes.reduce_every() > 0;
   if (!takes_out) parts_.record.forget_cleared(parts_.plan.tensors);
   parts_.record.begin(parts_.plan.tensors);

@@ -22,14 +22,14 @@ namespace lockstep {
 /// Hooks run on the thread of the backward, or on several threads if the graph spans several devices. Two threads may
 /// be in backward passes of one model: if the second thread's first gradient arrives while the first thread waits for
 /// its reduction, the second waits for the mutex before it accumulates, so its gradient is added. An earlier gradient
-/// is an error, and so is one beside an optimizer's step.
+/// is an error, and so is one during another thread's optimizer step.
 class BackwardTracker {
  public:
-  /// `objection` returns the reason to refuse a backward that begins now, or an empty string. `parts` and `reduction`
-  /// outlive the tracker.
+  /// `objection` returns the reason to refuse a backward that begins now, or an empty string.
+  /// REQUIRES: `parts` and `reduction` outlive the tracker.
   BackwardTracker(ReductionParts& parts, Reduction& reduction, std::function<std::string()> objection);
 
-  /// Guards the reduction and everything that it works with.
+  /// Guards the reduction and its parts.
   mutable Mutex mutex;
 
   /// Drives another reduction from the next backward on.
@@ -40,7 +40,7 @@ class BackwardTracker {
   /// other.
   void note_unfollowed_backward();
 
-  /// This thread steps the parameters: until end_step(), a backward on another thread is refused.
+  /// Tells that this thread steps the parameters: until end_step(), a backward on another thread is refused.
   void begin_step() { stepped_by_ = std::this_thread::get_id(); }
   void end_step() { stepped_by_ = std::thread::id(); }
   /// Whether another thread is in a backward.

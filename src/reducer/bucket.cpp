@@ -100,7 +100,7 @@ at::Tensor Bucket::late_gradients() {
 std::vector<size_t> Bucket::finish() {
   at::NoGradGuard no_grad;
   std::vector<size_t> unused;
-  at::Tensor flags;  // copied at once: each read of a device's memory waits for the device
+  at::Tensor flags;  // copied together: each read of a device's memory waits for the device
   for (size_t i = 0; i < slots_.size(); ++i) {
     GradientSlot& slot = slots_[i];
     if (!slot.is_used() && !flags.defined()) flags = used_.cpu();

@@ -18,8 +18,8 @@ struct BucketLimits {
 };
 
 /// Splits parameters into buckets. A bucket is a list of parameter indices in the order in which gradients usually
-/// become ready, which is the reverse order of registration. The parameter that reaches the limit closes the bucket, so
-/// one larger than the limit has a bucket to itself or is the last in one. Each kind fills its own buckets. Buckets are
+/// become ready, the reverse order of registration. The parameter that reaches the limit closes the bucket, so a
+/// parameter larger than the limit is alone in its bucket or the last. Each kind fills its own buckets. Buckets are
 /// ordered as they close, and all ranks reduce them in that order. The small limit applies to the first bucket of the
 /// whole plan. A pure function: every rank gets the same result for the same input.
 std::vector<std::vector<size_t>> plan_buckets(const std::vector<ParameterSize>& parameters, BucketLimits limits);

@@ -17,22 +17,21 @@ namespace lockstep {
 /// in a step.
 ///
 /// The last bucket carries the table of facts in its notes, so it is sent only at the end. Its tail, with the table, is
-/// sent only when all hooks have ended, so that it can report their failures.
+/// sent only after all hooks have ended, so that it can report their failures.
 class BucketSender {
  public:
-  /// The arguments outlive the sender.
+  /// REQUIRES: the arguments outlive the sender.
   BucketSender(Buckets& buckets, const ReductionPlan& plan, const ReductionEquipment& equipment, RankMessage& message,
                HookProblems& hook_problems);
 
-  /// Sends the bucket through this hook from now on; null: through the group itself.
+  /// From now on, sends the bucket through this hook; null: through the group itself.
   void send_through(size_t bucket, CommHook* hook);
   void send_all_through(CommHook* hook);
 
-  /// Begins a reduction: waits for transfers that an exception left under way, and discards them.
+  /// Begins a reduction. Waits for transfers that an exception left in flight, and discards them.
   void begin();
-  /// Number of reductions begun.
   uint64_t begun() const { return begun_; }
-  /// Number of buckets sent in this reduction, in the order of the plan.
+  /// The number of buckets sent in this reduction, in the order of the plan.
   size_t sent() const { return sent_; }
   bool is_under_way(size_t parameter) const { return transfers_[plan_.places[parameter].bucket].is_under_way(); }
 

@@ -65,7 +65,7 @@ std::string BucketTransfer::wait() {
   if (!finish) return "";
   const at::Tensor& gradients = bucket_.gradients();
   std::string problem = failure_text(finish);
-  bucket_.clear_gaps();  // the norm of all gradients is that of the whole
+  bucket_.clear_gaps();  // the norm of all gradients is taken over the whole
   if (problem.empty() && (handed.sizes() != gradients.sizes() || handed.const_data_ptr() != gradients.const_data_ptr()))
     problem = "has given `gradients` another size or other memory, where nobody looks; copy_() the result into it";
   for (size_t i = 0; i < parts.size() && problem.empty(); ++i)

@@ -15,14 +15,13 @@
 namespace lockstep {
 
 /// The transfer of a full bucket: its reduction over all ranks, by the group itself or by a communication hook. A hook
-/// works on the bucket's gradients only. The tail is always reduced unchanged, because flags would not survive
+/// works only on the bucket's gradients. The tail is always reduced unchanged, because flags would not survive
 /// compression.
 class BucketTransfer {
  public:
-  /// The bucket outlives it and stays where it is.
+  /// REQUIRES: the bucket outlives it and does not move.
   explicit BucketTransfer(Bucket& bucket) : bucket_(bucket) {}
 
-  /// Starts the reduction.
   void start(const Group& group, ReduceOp op);
   /// Starts the reduction through a communication hook, as bucket `index`. Returns the hook's error; empty if none. The
   /// tail of the last bucket waits for reduce_tail(), so that it can report how the hooks ended.
@@ -33,7 +32,7 @@ class BucketTransfer {
   /// Whether the tail remains to be reduced, after wait().
   bool tail_waits() const { return tail_waits_; }
   void reduce_tail(const Group& group, ReduceOp op);
-  /// Waits for a transfer under way, because the engine may still write into the bucket, and discards it.
+  /// Waits for a transfer in flight, because the engine may still write into the bucket, and discards it.
   void abandon();
 
  private:

@@ -24,7 +24,7 @@ struct ReductionEquipment {
 /// The buckets of a plan. Problems with gradients are written to the rank's message.
 class Buckets {
  public:
-  /// The arguments outlive the object.
+  /// REQUIRES: the arguments outlive the object.
   Buckets(const ReductionPlan& plan, const ReductionEquipment& equipment, RankMessage& message);
 
   const std::vector<Bucket>& all() const { return buckets_; }
@@ -43,7 +43,6 @@ class Buckets {
   /// Tells the timeline that a bucket may have become full.
   void note_filled(size_t bucket) const;
   void multiply(double factor);
-  /// Multiplies a bucket by this rank's weight, if ranks have weights.
   void apply_weight(Bucket& bucket) const;
 
   /// Called when all buckets are reduced: leaves the result in .grad. Returns the parameters that no rank has used.

@@ -54,14 +54,14 @@ Said decode(const std::string& text) {
   return said;
 }
 
-/// The passes of `all` without those in `others`, each counted as often as it occurs.
+/// The passes of `all` that are not in `others`, each counted as often as it occurs.
 std::vector<PassFacts> without(std::vector<PassFacts> all, const std::vector<PassFacts>& others) {
   for (const PassFacts& other : others)
     if (const auto found = std::find(all.begin(), all.end(), other); found != all.end()) all.erase(found);
   return all;
 }
 
-/// The first fact in which two passes differ, of each.
+/// The first fact in which two passes differ, from each.
 std::pair<std::string, std::string> first_fact_of(const PassFacts& a, const PassFacts& b) {
   for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
     const std::string left = i < a.size() ? a[i] : "nothing", right = i < b.size() ? b[i] : "nothing";
@@ -72,8 +72,8 @@ std::pair<std::string, std::string> first_fact_of(const PassFacts& a, const Pass
 
 bool is_epoch(const std::string& fact) { return fact.starts_with("epoch "); }
 
-/// The epochs, if one rank has begun a pass of a loader that the other also uses, in an epoch in which the other has
-/// not: it has read from the loader outside the loop, so its epochs run ahead.
+/// The two epochs, if one rank has begun a pass of a loader that the other also uses, in an epoch that the other has
+/// not reached: it has read from the loader outside the loop, so its epochs run ahead.
 std::optional<std::pair<std::string, std::string>> epoch_ahead(const std::vector<PassFacts>& only,
                                                                const std::vector<PassFacts>& others) {
   for (const PassFacts& pass : only)
@@ -88,8 +88,8 @@ std::optional<std::pair<std::string, std::string>> epoch_ahead(const std::vector
   return std::nullopt;
 }
 
-/// How the passes of two ranks differ; none if one has begun all that the other has, and perhaps more of loaders of its
-/// own: then only some ranks use a loader, to evaluate by, say.
+/// How the passes of two ranks differ; none if one has begun all of the other's passes, and perhaps more of its own
+/// loaders: then only some ranks use a loader, for example to evaluate.
 std::optional<std::pair<std::string, std::string>> difference(const Said& a, const Said& b) {
   const auto only_a = without(a.passes, b.passes), only_b = without(b.passes, a.passes);
   if (!a.cut && !b.cut) {
@@ -111,7 +111,8 @@ void check_shards(const std::vector<Said>& ranks) {
     for (size_t other = 0; other < rank; ++other) {
       const auto &mine = ranks[rank].shards, &theirs = ranks[other].shards;
       if (mine.empty() || theirs.empty() || mine.back() != theirs.back()) continue;
-      // A pass of a world of one belongs to a loader that shares with no rank; one of another size, to another group.
+      // A pass of a world of one belongs to a loader that shares with no rank; one of another size belongs to another
+      // group.
       if (!mine.back().ends_with(" of " + std::to_string(ranks.size()))) continue;
       refuse("the loaders of rank " + std::to_string(other) + " and rank " + std::to_string(rank) +
              " both read shard " + mine.back() +
@@ -141,7 +142,7 @@ void compare_passes(const Group& group, const NewPasses& mine, bool within_join)
   const OperationLabel label("a comparison of loaders");
   std::vector<Said> ranks;
   for (const std::string& text : group.all_gather_bytes(encode(mine))) ranks.push_back(decode(text));
-  if (within_join)  // there, ranks may take batches of other sizes
+  if (within_join)  // within join(), ranks may take batches of other sizes
     for (Said& said : ranks)
       for (PassFacts& pass : said.passes)
         std::erase_if(pass, [](const std::string& fact) { return fact.starts_with("batch_size "); });

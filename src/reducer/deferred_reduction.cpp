@@ -31,15 +31,15 @@ void DeferredReduction::set_aside_passes() {
 void DeferredReduction::begin() {
   was_settled_ = is_settled();
   if (passes_ == 0) return begin_reduction(parts_);
-  // Gradients are added to what waits for the step. Passes that have accumulated since have no marks of their own.
+  // Gradients are added to those that wait for the step. Passes that have accumulated since have no marks of their own.
   const std::string change = parts_.passes.since_reduction == 0 ? changes_.found_between_passes() : "";
   parts_.sender.begin();
-  parts_.message.note_trouble(change);  // settle() tells this, and what earlier passes have found
+  parts_.message.note_trouble(change);  // settle() reports this, and the findings of earlier passes
   if (parts_.equipment.timeline) parts_.equipment.timeline->begin(parts_.buckets.size());
 }
 
 void DeferredReduction::backward_begins() {
-  // Between clip_grad_norm() and step(), for instance: that thread's settlement would be lost.
+  // For instance between clip_grad_norm() and step(): that thread's settlement would be lost.
   if (was_settled_ && parts_.plan.on_cpu() && settled_by_ != std::this_thread::get_id())
     parts_.message.set_lasting_trouble(kBesideStep);
   skips_ = false;
@@ -74,7 +74,7 @@ void DeferredReduction::skip() {
   if (parts_.equipment.watch) parts_.equipment.watch->begin();
   parts_.backward.phase = Backward::Phase::kIdle;
   skips_ = true;
-  // As many passes as the others run, in case that there is no step before the next backward.
+  // Counts as many passes as the others run, in case no step comes before the next backward.
   parts_.passes.since_reduction = std::max(parts_.passes.reduce_every(), 1);
   set_aside_passes();
   drop_gradients(parts_.plan.tensors);
@@ -103,7 +103,7 @@ std::vector<bool> DeferredReduction::fill_buckets() {
   if (!contributes) buckets.fill_with_zeros(/*begin=*/0);
   for (size_t i = 0; i < parameters && contributes && parts_.plan.has_buckets(); ++i) {
     GradientSlot& slot = buckets.slot_of(i);
-    if (slot.is_current()) continue;  // else it has none, or the user has replaced or dropped it
+    if (slot.is_current()) continue;  // otherwise there is none, or the user has replaced or dropped it
     if (!parts_.backward.reached[i] && parts_.plan.rank_zero_adds_it()) slot.forget_reduced();
     buckets.fill(i, parts_.plan.tensors[i].grad().defined());
   }
@@ -218,7 +218,7 @@ Settlement DeferredReduction::settle(Share share) {
   message.count_reduction();
   settlement.divisor = parts_.plan.averages() ? parts_.plan.group.world_size() : 1;
   if (parts_.plan.has_buckets())
-    settlement.factor = parts_.agreement.factor(settlement.ranks);  // one alone has no weight
+    settlement.factor = parts_.agreement.factor(settlement.ranks);  // a rank alone has no weight
   settlement.is_void = std::none_of(settlement.ranks.begin(), settlement.ranks.end(), std::mem_fn(&Facts::took_part));
   const auto& watch = parts_.equipment.watch;
   if (is_void(settlement.ranks)) {
@@ -238,7 +238,7 @@ void DeferredReduction::end_step(const Settlement& settlement, bool others_read)
     parts_.plan.group.barrier();
   }
   reach(Stage::kEnded);
-  // Gradients of a rank that did not take part belong to no step; weighted gradients are no longer its own.
+  // Gradients of a rank that did not take part belong to no step, and weighted gradients are no longer the rank's own.
   if (!parts_.message.facts().took_part() || (parts_.message.weight() != 1 && parts_.plan.has_buckets()))
     drop_gradients(parts_.plan.tensors);
   parts_.buckets.reset();

@@ -9,10 +9,10 @@
 
 namespace lockstep {
 
-/// Facts known to all ranks before an optimizer's step. The gradient is sum / divisor * factor.
+/// Facts that all ranks know before an optimizer's step. The gradient is sum / divisor * factor.
 struct Settlement {
   std::vector<Facts> ranks;
-  std::vector<bool> used;  ///< by parameter: some rank has a gradient for it; the others leave it alone
+  std::vector<bool> used;  ///< by parameter: some rank has a gradient for it; other parameters are left alone
   int divisor = 1;
   double factor = 1;
   bool is_void = false;  ///< the step must not change anything, but end_step() must still be called
@@ -40,7 +40,7 @@ class DeferredReduction final : public Reduction {
   std::optional<std::vector<Facts>> shadow() override;
   void fail(const std::string& trouble) override;
   bool gradients_wait() const override { return passes_ > 0 && !skips_; }
-  /// Whether the next settle() is without this rank's gradients.
+  /// Whether the next settle() excludes this rank's gradients.
   bool skips() const { return skips_; }
 
   /// The implementations of Reducer::settle(), is_settled() and end_step().
@@ -48,7 +48,7 @@ class DeferredReduction final : public Reduction {
   bool is_settled() const { return stage() == Stage::kSettled; }
   void end_step(const Settlement& settlement, bool others_read);
 
-  /// Accepts changes made to the gradients since backward: they are no error.
+  /// Accepts changes made to the gradients since backward.
   void accept_changes() { changes_.remember(); }
   /// Takes over from another reducer of the same ranks, whose gradients are now in the buckets.
   void take_over_from(const DeferredReduction& before);
@@ -63,7 +63,8 @@ class DeferredReduction final : public Reduction {
   void set_aside_passes();
   /// Returns the parameters with gradients on this rank.
   std::vector<bool> fill_buckets();
-  /// Sets the settlement's ranks and used to those of all ranks. Returns the sums for GradientChanges::check_dropped().
+  /// Sets the settlement's `ranks` and `used` to all ranks' values. Returns the sums for
+  /// GradientChanges::check_dropped().
   std::vector<float> tell_all_ranks(Settlement& settlement, const std::vector<bool>& dropped);
   void check_same_step(const std::vector<Facts>& ranks) const;
   /// Throws on all ranks if the parameters are a list and a step found neither a backward nor a gradient on any rank.
@@ -72,11 +73,11 @@ class DeferredReduction final : public Reduction {
   ReductionParts& parts_;
   GradientChanges changes_;
   int passes_ = 0;            ///< of backward, since the last settle()
-  bool skips_ = false;        ///< the next settle() is without this rank's gradients
-  bool was_settled_ = false;  ///< as the last reduction began
+  bool skips_ = false;        ///< the next settle() excludes this rank's gradients
+  bool was_settled_ = false;  ///< when the last reduction began
   Stage stage_ = Stage::kEnded;
-  uint64_t stage_of_ = 0;       ///< the number of the reduction that has reached it
-  std::thread::id settled_by_;  ///< the thread of the last settle()
+  uint64_t stage_of_ = 0;  ///< the number of the reduction that has reached it
+  std::thread::id settled_by_;
 };
 
 }  // namespace lockstep

@@ -21,7 +21,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-/// Tells of every backward through the operation that it is put on.
+/// Reports every backward through the operation to which it is attached.
 class ResultHook final : public torch::autograd::FunctionPreHook {
  public:
   explicit ResultHook(FollowedResult passes) : passes_(std::move(passes)) { ++alive_; }
@@ -31,11 +31,11 @@ class ResultHook final : public torch::autograd::FunctionPreHook {
     passes_(current_backward(), way_);
     return gradients;
   }
-  /// Of the backward that begins.
+  /// For the backward that begins.
   void set_way(WayToResult way) { way_ = std::move(way); }
 
   static bool any() { return alive_.load(std::memory_order_relaxed) > 0; }
-  /// That of the operation, or null.
+  /// The hook of the operation, or null.
   static ResultHook* on(torch::autograd::Node& operation) {
     for (const auto& hook : operation.tensor_pre_hooks())
       if (auto* const own = dynamic_cast<ResultHook*>(hook.get())) return own;
@@ -55,7 +55,7 @@ std::vector<torch::autograd::Node*> inputs_of(const torch::autograd::Node& opera
   return inputs;
 }
 
-/// Whether a followed result is among what operations were computed with.
+/// Finds out whether a followed result is among the inputs of operations.
 class Origins {
  public:
   bool any_followed(torch::autograd::Node* operation) {
@@ -78,15 +78,15 @@ class Origins {
   std::unordered_set<const torch::autograd::Node*> without_;
 };
 
-/// The sum of which a backward takes the gradient: followed results, and other summands. An operation with one input
-/// passes the gradient on, one that adds or selects passes it to each input, and a product to its factor that comes
-/// from a followed result; what a program's own operations do with several is not looked into.
+/// The sum whose gradient a backward takes: followed results, and other summands. An operation with one input passes
+/// the gradient on, one that adds or selects passes it to each input, and a product to its factor that comes from a
+/// followed result. A program's own operations with several inputs are not analysed.
 class RootSum {
  public:
   explicit RootSum(const torch::autograd::edge_list& roots) {
     for (const auto& root : roots) expand(root.function.get(), {});
   }
-  /// Tells followed results what the other summands reach, and what they went through.
+  /// Tells followed results which leaves the other summands reach, and which operations they went through.
   void tell() const {
     if (followed_.empty()) return;
     auto beside = std::make_shared<Leaves>();
@@ -99,8 +99,8 @@ class RootSum {
   using Operation = torch::autograd::Node;
   /// The names of operations between the root and an operation; empty: none.
   struct Way {
-    std::string kinked;     ///< one that a constant among its inputs makes nonlinear
-    std::string nonlinear;  ///< one whose gradient is no multiple of its inputs'
+    std::string kinked;     ///< one that is nonlinear because of a constant input
+    std::string nonlinear;  ///< one whose gradient is not a multiple of its inputs'
     size_t kind() const { return !nonlinear.empty() ? 2 : !kinked.empty() ? 1 : 0; }
     Way through(const std::string& name) const { return {kinked, nonlinear.empty() ? name : nonlinear}; }
   };
@@ -124,7 +124,7 @@ class RootSum {
       operation = inputs.front();
     }
   }
-  /// The way to the inputs, of which `inputs` take a gradient.
+  /// The way to the inputs, `inputs` of which take a gradient.
   static Way beyond(const Operation& operation, OperationKind kind, const std::string& name, size_t inputs, Way way) {
     const bool has_constant = inputs < operation.num_outputs();
     switch (kind) {
@@ -142,7 +142,7 @@ class RootSum {
         if (!operation.next_edge(0).is_valid() && !way.kinked.empty()) way = way.through(way.kinked);
         return way;
       case OperationKind::kQuotient:
-        // The divisor alone requires grad, and not the number that is divided.
+        // Only the divisor requires grad, not the dividend.
         return inputs == 1 && !operation.next_edge(0).is_valid() ? way.through(name) : way;
       case OperationKind::kNonlinear:
         return way.through(name);
@@ -165,7 +165,7 @@ class RootSum {
     const bool is_linear = followed.size() == 1 && !divides;
     for (Operation* input : followed) expand(input, is_linear ? way : way.through(operation->name()));
   }
-  /// What it computes of a followed result is not known until backward.
+  /// A checkpointed function's operations on a followed result are unknown until backward.
   void expand_checkpoint(Operation* operation, const std::vector<Operation*>& inputs, const Way& way) {
     bool any = false;
     for (Operation* input : inputs)
@@ -175,7 +175,7 @@ class RootSum {
       }
     if (!any) others_.push_back(operation);
   }
-  /// One that adds the product, or the quotient, of two inputs to its first, or to its last.
+  /// An operation that adds the product, or the quotient, of two inputs to its first or its last.
   void expand_added(const Operation& operation, OperationKind kind, const Way& way) {
     const bool adds_last = kind == OperationKind::kBiasedProduct;
     expand(operation.next_edge(adds_last ? 2 : 0).function.get(), way);
@@ -192,7 +192,7 @@ class RootSum {
         others_.push_back(factor);
     }
   }
-  /// Unless a followed result is among what it was computed from: then its gradient may well be scaled.
+  /// Unless it was computed from a followed result, in which case its gradient may well be scaled.
   static void add_leaves_of(torch::autograd::Node* summand, Leaves& leaves) {
     std::unordered_set<torch::autograd::Node*> seen{summand};
     std::vector<torch::autograd::Node*> waiting{summand};
@@ -209,7 +209,7 @@ class RootSum {
     leaves.insert(found.begin(), found.end());
   }
 
-  std::map<ResultHook*, std::string> followed_;  ///< with what is nonlinear on the way to it
+  std::map<ResultHook*, std::string> followed_;  ///< with the nonlinear operation on the way to it
   std::vector<torch::autograd::Node*> others_;
   std::unordered_set<torch::autograd::Node*> seen_[3];  ///< by Way::kind()
   Origins origins_;

@@ -10,23 +10,23 @@
 
 namespace lockstep {
 
-/// WayToResult::nonlinear: checkpoint() was given what was computed from the result.
+/// WayToResult::nonlinear: checkpoint() was given an input computed from the result.
 inline constexpr const char* kCheckpointed = "checkpoint()";
 
 using Leaves = std::unordered_set<const c10::TensorImpl*>;
-/// What lies between a followed result and what backward() was called on.
+/// The way from a followed result to the tensor on which backward() was called.
 struct WayToResult {
-  std::shared_ptr<const Leaves> beside;  ///< what a summand reaches without a followed result; null: nothing
-  std::string nonlinear;  ///< an operation whose gradient is no multiple of the result's; empty: none is known
+  std::shared_ptr<const Leaves> beside;  ///< leaves that a summand reaches without a followed result; null: none
+  std::string nonlinear;  ///< an operation whose gradient is not a multiple of the result's; empty: none known
 };
 using FollowedResult = std::function<void(int backward, const WayToResult& way)>;
 
 /// Calls `passes` with current_backward() in every backward through the operation that made `result`, on the thread
-/// that runs that part of it. Does nothing if no operation did.
+/// that runs that part of it. Does nothing if no operation made it.
 void follow_result(const at::Tensor& result, FollowedResult passes);
-/// Whether such a result is among the operations that `tensor` was computed with.
+/// Whether a followed result is among the inputs of the operations that computed `tensor`.
 bool comes_from_followed_result(const at::Tensor& tensor);
-/// A backward begins from these.
+/// Tells followed results that a backward begins from these.
 void tell_followed_results(const torch::autograd::edge_list& roots);
 
 }  // namespace lockstep

@@ -39,8 +39,7 @@ std::string GradientChanges::found() const {
 std::string GradientChanges::found_between_passes() const {
   for (size_t i = 0; i < marks_.size() && plan_.has_buckets(); ++i) {
     const std::string change = found_in(i);
-    if (!change.empty() && plan_.tensors[i].grad().any().item<bool>())
-      return change;  // zeros: a step that was given up
+    if (!change.empty() && plan_.tensors[i].grad().any().item<bool>()) return change;  // zeros: an abandoned step
   }
   return "";
 }

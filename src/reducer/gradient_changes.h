@@ -16,7 +16,7 @@ class GradientChanges {
  public:
   GradientChanges(const ReductionPlan& plan, const Buckets& buckets) : plan_(plan), buckets_(buckets) {}
 
-  /// Remembers the gradients as they are now.
+  /// Records the present gradients.
   void remember();
   /// The changes made since; empty if none.
   std::string found() const;
@@ -25,7 +25,7 @@ class GradientChanges {
 
   /// Gradients that other code has removed since, by parameter.
   std::vector<bool> dropped() const;
-  /// The summand of a dropped gradient in a sum over the ranks, of which there are fewer; a present gradient adds 1.
+  /// The value of a dropped gradient in a sum over the ranks, which are fewer; a present gradient adds 1.
   static constexpr float kOneDropped = 4096;
   /// Throws on all ranks if some ranks have dropped a gradient that others have. `totals`: the sums over the ranks, by
   /// parameter; `dropped`: this rank's.
@@ -36,7 +36,7 @@ class GradientChanges {
 
   const ReductionPlan& plan_;
   const Buckets& buckets_;
-  std::vector<uint64_t> marks_;  ///< of the gradients (mark_of), by parameter; 0 of those that are not in their buckets
+  std::vector<uint64_t> marks_;  ///< mark_of() the gradients, by parameter; 0 if not in the bucket
 };
 
 }  // namespace lockstep

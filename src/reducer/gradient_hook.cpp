@@ -40,8 +40,8 @@ void translating(const Function& function) {
   }
 }
 
-/// Calls a function, with whether there is a gradient, before it is accumulated; and another, if given, when this hook
-/// is removed from the tensor by anything other than remove_hook().
+/// Calls a function before a gradient is accumulated, with whether there is one, and another, if given, when something
+/// other than remove_hook() removes this hook from the tensor.
 class BeforeAccumulation final : public torch::autograd::FunctionPreHook {
  public:
   BeforeAccumulation(std::function<void(bool any)> arriving, std::function<void()> dropped)
@@ -61,8 +61,8 @@ class BeforeAccumulation final : public torch::autograd::FunctionPreHook {
   std::function<void()> dropped_;
 };
 
-/// Adds a hook to a tensor's own, in C++ and in Python. Tensor::register_hook() drops those of Python when it makes
-/// the list for those of C++, so that list is made here, beside them; then it drops none, not this one either.
+/// Adds a hook to a tensor's own, in C++ and in Python. Tensor::register_hook() drops Python's hooks when it makes the
+/// list for those of C++, so that list is made here, next to them; then it drops none, including this one.
 torch::autograd::FunctionPreHook* add_hook(const at::Tensor& tensor, std::function<void(bool any)> arriving,
                                            std::function<void()> dropped = nullptr) {
   auto* meta = torch::autograd::impl::materialize_autograd_meta(tensor);
@@ -93,12 +93,12 @@ class AfterAccumulation final : public torch::autograd::FunctionPostHook {
   }
 
  private:
-  /// A copy: with a thousand small parameters, every additional memory location is a cache miss.
+  /// A copy, because with a thousand small parameters every additional memory location is a cache miss.
   const std::function<void(bool any)> accumulated_;
 };
 
-/// Is held by the final callbacks of a backward, which live as long as it does. A nested backward does not know the
-/// outer one; but when the nested one's callbacks are destroyed, control is back in the outer one, and this queues
+/// Held by the final callbacks of a backward, which live as long as it does. A nested backward does not know the outer
+/// one; but when the nested one's callbacks are destroyed, control is back in the outer one, and this object queues
 /// itself there.
 class Waiting : public std::enable_shared_from_this<Waiting> {
  public:
@@ -127,10 +127,10 @@ class Waiting : public std::enable_shared_from_this<Waiting> {
 };
 
 /// Whether the backward running on this thread returns the gradient of this node to its caller instead of accumulating
-/// it into .grad. `chosen`: the nodes that the backward was asked for.
+/// it into .grad. `chosen` are the nodes that the backward was asked for.
 template <typename Chosen, typename NodePointer>
 bool is_captured(const Chosen* chosen, const NodePointer& accumulator) {
-  if (chosen == nullptr || chosen->empty() || !accumulator) return false;  // as usual: everything goes into .grad
+  if (chosen == nullptr || chosen->empty() || !accumulator) return false;  // the usual case: everything goes into .grad
   const auto found = chosen->find(&*accumulator);
   return found != chosen->end() && found->second.captures_ != nullptr;
 }
@@ -157,13 +157,13 @@ class Followed {
   std::unordered_map<const c10::TensorImpl*, int> hooks_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
-/// Never destroyed: static destructors of the program may still use it.
+/// Never destroyed, because the program's static destructors may still use it.
 Followed& followed() {
   static auto* const kFollowed = new Followed;
   return *kFollowed;
 }
 
-/// The GradientHooks whose hook on the tensor was dropped.
+/// GradientHooks whose hook on the tensor was dropped.
 struct Dropped {
   Mutex mutex;
   std::vector<GradientHook*> list LOCKSTEP_GUARDED_BY(mutex);
@@ -289,7 +289,7 @@ bool GradientHook::follows(const at::Tensor& parameter) { return followed().cont
 
 bool GradientHook::is_reduced_by_c10d(const at::Tensor& parameter) {
   const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter);
-  // Nobody else in LibTorch puts this kind of hook on such a node.
+  // Nothing else in LibTorch puts this kind of hook on such a node.
   return node && std::any_of(node->post_hooks().begin(), node->post_hooks().end(), [](const auto& hook) {
            return dynamic_cast<const torch::autograd::utils::LambdaPostHook*>(hook.get()) != nullptr;
          });

@@ -10,43 +10,43 @@
 
 #include <lockstep/error.h>
 
-// With followed_result.h the only use of autograd's internals, whose types change between releases of LibTorch.
+// This file and followed_result.h are the only users of autograd's internals, whose types change between releases of
+// LibTorch.
 
 namespace lockstep {
 
 /// Called while the gradient of one parameter is computed, on the thread that runs that part of the backward.
 struct GradientEvents {
-  /// A gradient is about to be accumulated into .grad. May be empty.
+  /// Called before a gradient is accumulated into .grad. May be empty.
   std::function<void()> before;
-  /// A gradient has been accumulated into .grad. False: autograd reached the parameter, but no function gave it a
-  /// gradient (a custom function need not), so .grad is unchanged.
+  /// Called after a gradient was accumulated into .grad. False: autograd reached the parameter, but no function gave it
+  /// a gradient (a custom function need not), so .grad is unchanged.
   std::function<void(bool any)> accumulated;
-  /// autograd::grad asked for the gradient: it will not reach .grad.
+  /// Called when autograd::grad asks for the gradient, which then will not reach .grad.
   std::function<void()> captured;
 };
 
-/// Follows the gradients of one parameter until it is destroyed, even if set_data() (and so Module::to()) gives the
-/// parameter another dtype or device. Autograd then drops the node that accumulates into .grad, with all its hooks, and
-/// makes a new one. Hooks on the tensor itself stay, and this one finds the new node.
+/// Follows the gradients of one parameter until it is destroyed, even if set_data() (and so Module::to()) changes the
+/// parameter's dtype or device. Autograd then drops the node that accumulates into .grad, with all its hooks, and makes
+/// a new one. Hooks on the tensor itself stay, and this one finds the new node.
 class GradientHook {
  public:
-  /// `parameter` is a leaf that requires grad; otherwise TORCH_CHECK fails.
+  /// REQUIRES: `parameter` is a leaf that requires grad; otherwise TORCH_CHECK fails.
   GradientHook(const at::Tensor& parameter, GradientEvents events);
   ~GradientHook();
   GradientHook(const GradientHook&) = delete;
   GradientHook& operator=(const GradientHook&) = delete;
 
-  /// Whether a GradientHook follows the parameter.
   static bool follows(const at::Tensor& parameter);
-  /// Whether c10d's Reducer, and so torch's DistributedDataParallel, reduces its gradient.
+  /// Whether c10d's Reducer, and so torch's DistributedDataParallel, reduces the parameter's gradient.
   static bool is_reduced_by_c10d(const at::Tensor& parameter);
   /// Restores the hooks that were dropped (tell_dropped_hooks).
   /// REQUIRES: no backward is running through them.
   static void restore_dropped();
 
  private:
-  /// A node that accumulates into .grad. Its pointer's type differs between releases. While we hold the node, autograd
-  /// makes no other.
+  /// A node that accumulates into .grad. Its pointer's type differs between releases. While it is held, autograd makes
+  /// no other.
   struct Accumulator {
     decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>())) node;
     uintptr_t key;
@@ -86,7 +86,7 @@ class BackwardWatch {
   BackwardWatch(const BackwardWatch&) = delete;
   BackwardWatch& operator=(const BackwardWatch&) = delete;
 
-  /// A backward begins on this thread.
+  /// Tells that a backward begins on this thread.
   static void begin();
 
  private:
@@ -97,15 +97,15 @@ class BackwardWatch {
 };
 
 /// Runs `function` when the backward on this thread has computed all its gradients, on the thread that called
-/// backward(). That call throws what `function` throws. `nested`: the backward was called from within another, still
-/// running one, as activation recomputation does. If an exception ends the backward, `function` does not run.
+/// backward(). That call throws what `function` throws. `nested`: the backward was called from within another that is
+/// still running, as in activation recomputation. If an exception ends the backward, `function` does not run.
 /// REQUIRES: this thread is in a backward.
 void at_end_of_backward(std::function<void(bool nested)> function);
 
-/// Callbacks for the end of the outermost backward, the one that was not called from within another.
+/// Callbacks for the end of the outermost backward, which was not called from within another.
 struct EndOfBackward {
   std::function<void()> finished;   ///< all gradients are computed
-  std::function<void()> nested;     ///< a nested backward has ended and the outer one goes on; once per level
+  std::function<void()> nested;     ///< a nested backward has ended and the outer one continues; once per level
   std::function<void()> abandoned;  ///< an exception ended it; must not throw
 };
 void at_end_of_outermost_backward(EndOfBackward end);
@@ -123,15 +123,15 @@ void tell_dropped_hooks(void (*later)());
 
 /// Whether this tensor has other handles.
 bool is_held_elsewhere(const at::Tensor& tensor);
-/// Installs the test for Python objects that nobody uses. A tensor that Python has once seen keeps its Python object,
-/// which counts as a handle for as long as the tensor lives; one for which `is_unused` is true is not counted. Called
-/// in backward, so it must not take a lock.
+/// Installs the test for unused Python objects. A tensor that Python has once seen keeps its Python object, which
+/// counts as a handle for as long as the tensor lives; one for which `is_unused` is true is not counted. Called in
+/// backward, so it must not take a lock.
 void tell_unused_wrappers(bool (*is_unused)(const at::Tensor& tensor));
 
 /// A number that identifies the backward running on this thread.
 int current_backward();
 
-/// Whether the backward running on this thread computes all gradients, not those of some tensors alone.
+/// Whether the backward running on this thread computes all gradients, not only those of some tensors.
 bool gradients_go_to_all_leaves();
 
 /// Wraps the process's autograd engine, once, to see every backward.

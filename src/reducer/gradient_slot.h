@@ -10,22 +10,21 @@ namespace lockstep {
 /// nullptr if it can.
 const char* gradient_problem(const at::Tensor& parameter, int64_t elements, at::Device device);
 
-/// The piece of `flat` that starts at `offset`, with the parameter's shape and, if it is dense, its strides: autograd
-/// then accumulates into it without a copy. It shares memory with `flat` but is not an autograd view of it, because
+/// The piece of `flat` at `offset`, with the parameter's shape and, if it is dense, its strides, so that autograd
+/// accumulates into it without a copy. It shares memory with `flat` but is not an autograd view of it, because
 /// Optimizer::zero_grad detaches gradients in place, which views refuse.
 at::Tensor gradient_in(const at::Tensor& flat, int64_t offset, const at::Tensor& parameter);
 
 /// The place of one parameter's gradient in a bucket.
 class GradientSlot {
  public:
-  /// `flat`: the bucket's memory, where the gradient begins at `offset`.
+  /// `flat` is the bucket's memory, in which the gradient begins at `offset`.
   GradientSlot(at::Tensor parameter, at::Tensor flat, int64_t offset);
 
   /// Its place in the bucket, with the parameter's shape and strides.
   const at::Tensor& gradient() const { return gradient_; }
   int64_t elements() const { return elements_; }
   bool is_filled() const { return filled_; }
-  /// Whether it was filled with a gradient.
   bool is_used() const { return used_; }
   /// Whether it was filled with the .grad that still lies in this place.
   bool is_current() const { return filled_ && parameter_.grad().is_same(gradient_); }
@@ -59,8 +58,8 @@ class GradientSlot {
     return gradient.defined() && gradient.layout() == at::kStrided && gradient.is_alias_of(flat_);
   }
   void copy_in(const at::Tensor& gradient) const;
-  /// Called before the slot is written: if the user still holds the .grad of an earlier step, gives that tensor memory
-  /// of its own.
+  /// Called before the slot is written: if the user still holds the .grad of an earlier step, gives that tensor its own
+  /// memory.
   void part_with_handles();
   void keep();
 
@@ -70,10 +69,10 @@ class GradientSlot {
   int64_t elements_;
   void* small_place_;   ///< its address if it is small, contiguous and on the CPU; else null
   at::Tensor kept_;     ///< the .grad of a parameter that this rank did not use
-  at::Tensor content_;  ///< a copy of kept_ if that lies here, where the reduction writes
+  at::Tensor content_;  ///< a copy of kept_ if that lies in this place, where the reduction writes
   bool filled_ = false;
   bool used_ = false;
-  bool reduced_ = false;  ///< .grad holds a reduced gradient and nothing of this rank alone
+  bool reduced_ = false;  ///< .grad holds only a reduced gradient, none of this rank alone
 };
 
 }  // namespace lockstep

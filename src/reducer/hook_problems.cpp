@@ -23,7 +23,7 @@ std::string HookProblems::of_all_ranks(uint64_t reduction) const {
     for (int rank = 0; rank < group_.world_size(); ++rank)
       if (store->check({key(reduction, rank)}))
         text += "\nrank " + std::to_string(rank) + ": " + store->get_to_str(key(reduction, rank));
-  } catch (const std::exception&) {  // the store has gone with a rank
+  } catch (const std::exception&) {  // the store is gone with a rank
   }
   return text;
 }

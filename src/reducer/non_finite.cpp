@@ -12,7 +12,7 @@ namespace lockstep {
 void NonFiniteWatch::look(size_t parameter, const at::Tensor& gradient) {
   if (first_ >= 0 || !gradient.defined() || gradient.layout() != at::kStrided) return;
   at::NoGradGuard no_grad;
-  // One pass usually. Large finite numbers can have an infinite sum, so a second pass may be needed.
+  // Usually one pass. Large finite numbers can have an infinite sum, so a second pass may be needed.
   if (at::isfinite(gradient.sum()).item<bool>() || at::isfinite(gradient).all().item<bool>()) return;
   first_ = static_cast<int64_t>(parameter);
 }

@@ -11,9 +11,9 @@
 
 namespace lockstep {
 
-/// Finds gradients that hold infinity or NaN before they are combined with those of other ranks, so that the error can
-/// name the rank and the parameter, and informs all ranks. Used by the reducer only, under its mutex; any thread may
-/// call skipped() and policy().
+/// Finds gradients with infinity or NaN before they are combined with other ranks', so that the error can name the rank
+/// and the parameter, and informs all ranks. Used only by the reducer, under its mutex; any thread may call skipped()
+/// and policy().
 class NonFiniteWatch {
  public:
   explicit NonFiniteWatch(NonFinitePolicy policy) : policy_(policy) {}
@@ -22,8 +22,8 @@ class NonFiniteWatch {
   void begin() { first_ = -1; }
   /// Inspects this rank's gradient of a parameter, before the reduction.
   void look(size_t parameter, const at::Tensor& gradient);
-  /// After the reduction, on every rank: the gradients that are not finite, in the same text on all ranks; empty if all
-  /// are finite.
+  /// Called after the reduction, on every rank. Returns the gradients that are not finite, as the same text on all
+  /// ranks; empty if all are finite.
   std::string findings(const Group& group, const std::vector<std::string>& names) const;
 
   int64_t skipped() const { return skipped_; }

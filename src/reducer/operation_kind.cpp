@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-// Without "Backward" and a number.
+// Names without "Backward" and the number.
 constexpr std::string_view kLinearNames =
     "AdaptiveAvgPool2D AdaptiveAvgPool3D Alias AsStrided AvgPool2D AvgPool3D ChannelShuffle Chunk Clone "
     "Coalesce Col2Im Conj ConjPhysical ConstantPadNd Cumsum Deg2Rad DiagEmbed Diagonal Expand FftC2C FftC2R "
@@ -68,7 +68,7 @@ OperationKind kind_of(const std::string& name) {
     return OperationKind::kLinear;
   constexpr std::string_view kBackward = "Backward", kOfLists = "Foreach";
   const size_t at = name.find(kBackward);
-  // Those of a program have C++ names, and in Python no number.
+  // A program's own have C++ names and, in Python, no number.
   if (at == std::string::npos || name.find(':') != std::string::npos) return OperationKind::kUnknown;
   const size_t last = name.rfind(kBackward) + kBackward.size();
   if (last == name.size() || std::isdigit(static_cast<unsigned char>(name[last])) == 0) return OperationKind::kUnknown;
@@ -76,7 +76,7 @@ OperationKind kind_of(const std::string& name) {
   if (stem.starts_with(kOfLists)) stem.remove_prefix(kOfLists.size());
   const auto found = kinds().find(stem);
   if (found == kinds().end()) return OperationKind::kNonlinear;
-  // Their own backward, where it has a graph, adds nothing.
+  // Their own backward, if it has a graph, adds nothing.
   const bool is_backward = at + kBackward.size() != last;
   return is_backward && found->second == OperationKind::kBiasedProduct ? OperationKind::kProduct : found->second;
 }

@@ -24,7 +24,7 @@ void OverlappedReduction::ready(size_t parameter) {
     return;
   }
   parts_.backward.look_whether_nested();
-  if (parts_.sender.is_under_way(parameter)) {  // late: the gradient lies in .grad until the end
+  if (parts_.sender.is_under_way(parameter)) {  // late: the gradient stays in .grad until the end
     if (const char* problem = parts_.buckets.slot_of(parameter).problem())
       parts_.message.note_trouble(parameter, problem);
     return;

@@ -8,11 +8,11 @@ namespace lockstep {
 /// order of the plan. When the backward has ended, the slots of parameters without a gradient are filled, the remaining
 /// buckets are sent, and this rank waits for all of them; then .grad is reduced.
 ///
-/// A backward within backward (activation recomputation) may produce another gradient for a parameter. Once that has
-/// happened, buckets are sent only at the end. Gradients that were late before then are reduced in a second message.
+/// A nested backward (activation recomputation) may produce another gradient for a parameter. Once that has happened,
+/// buckets are sent only at the end. Gradients that were late before are reduced in a second message.
 ///
-/// A rank may skip its share. It then contributes zeros, the mean is over the others, and it receives their result. But
-/// a bucket already sent by its failed backward cannot be recalled: the step is then void on all ranks.
+/// A rank may skip its share. It then contributes zeros, the mean is over the others, and it receives their result. A
+/// bucket that its failed backward has already sent cannot be recalled, and makes the step void on all ranks.
 class OverlappedReduction final : public Reduction {
  public:
   explicit OverlappedReduction(ReductionParts& parts) : parts_(parts) {}
@@ -30,7 +30,7 @@ class OverlappedReduction final : public Reduction {
 
  private:
   std::vector<Facts> reduce_all(Share share);
-  /// Fills and sends the remaining buckets, and waits. Returns the facts of all ranks; the buckets hold the sums.
+  /// Fills and sends the remaining buckets, and waits. Returns the facts of all ranks; the buckets then hold the sums.
   std::vector<Facts> add_up_buckets(Share share);
 
   ReductionParts& parts_;

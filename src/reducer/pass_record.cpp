@@ -9,19 +9,19 @@
 namespace lockstep {
 namespace {
 
-/// Passes without a zero_grad() between them are a mistake long before.
+/// More passes without a zero_grad() between them are a mistake.
 constexpr size_t kMostPasses = 1024;
-/// An optimizer's step changes nearly all of its parameters, so of a pass as many as these are compared.
+/// An optimizer's step changes nearly all of its parameters, so only this many of a pass are compared.
 constexpr size_t kMostLookedAt = 32;
 
-/// On a device, where reading waits for what is queued, any gradient counts as cleared.
+/// On a device, where reading waits for queued work, any gradient counts as cleared.
 bool is_cleared(const at::Tensor& gradient) {
   static const uint64_t kOfZeros = sample_of(at::zeros({1}));
   return !gradient.defined() || !gradient.is_cpu() || gradient._is_zerotensor() ||
          (gradient.layout() == at::kStrided && sample_of(gradient) == kOfZeros);
 }
 
-/// How often weights were set otherwise than from a state that the program gave.
+/// The number of times that weights were set other than from a state that the program gave.
 uint64_t times_set_without_state() { return times_weights_were_set() - times_weights_were_loaded(); }
 
 uint64_t mark_of_gradient(const at::Tensor& parameter) {

@@ -15,11 +15,11 @@ namespace lockstep {
 /// because the tree over the pieces differs from that over the ranks, or because partial sums are wider than the
 /// bucket.
 ///
-/// Each rank receives its slice of all pieces and adds them in the tree's order; then all receive all slices. For each
-/// piece, this sends about as many bytes as a reduction in slices.
+/// Each rank receives its slice of all pieces and adds them in the tree's order; then all ranks receive all slices. For
+/// each piece, this sends about as many bytes as a reduction in slices.
 class PieceExchange final : public CommHook {
  public:
-  /// `finish`: converts the sums to their final form, elementwise.
+  /// `finish` converts the sums to their final form, elementwise.
   PieceExchange(const CombinePlan& plan, const Group& group, const at::Tensor& gradients,
                 std::function<at::Tensor(at::Tensor sum)> finish);
 

@@ -47,7 +47,7 @@ void RankAgreement::throw_trouble_of_all() {
   }
   const auto first = std::find_if(troubles.begin(), troubles.end(), [](const auto& t) { return !t.empty(); });
   const bool mine = !troubles[static_cast<size_t>(plan_.group.rank())].empty();
-  // The launcher knows the ranks of a subgroup by other numbers.
+  // The launcher numbers the ranks of a subgroup differently.
   const bool all = launchers_board() != nullptr && launchers_board()->world_size() == plan_.group.world_size();
   own_page().fail(mine ? RankFailure::kOwn : RankFailure::kPeer,
                   all && !mine ? static_cast<int>(first - troubles.begin()) : -1, text);
@@ -75,7 +75,7 @@ void RankAgreement::check(const std::vector<Facts>& rows) {
 void RankAgreement::check_settings(const std::vector<Facts>& rows) const {
   const auto differs = [&](const Facts& facts) {
     const Facts& first = rows.front();
-    // A rank without inputs has not come to where the others freeze.
+    // A rank without inputs has not reached the others' freezing.
     Facts::Settings settings = facts.settings;
     settings.frozen = first.settings.frozen;
     return facts.joining != first.joining || settings != first.settings;
@@ -140,7 +140,7 @@ double RankAgreement::factor(const std::vector<Facts>& rows) const {
     for (const Facts& facts : rows) total += facts.took_part() ? facts.weight : 0;
     return total > 0 ? 1 / total : 0;
   }
-  // Whether ranks without inputs count is an option of join(); those that skip never count.
+  // Whether ranks without inputs count is an option of join(); ranks that skip never count.
   size_t counted = 0;
   for (const Facts& facts : rows)
     if (!facts.skipped && (facts.active || !message_.divides_by_active())) ++counted;

@@ -13,8 +13,8 @@
 
 namespace lockstep {
 
-/// Conclusions from the facts that all ranks sent with a reduction (RankMessage). All ranks reach the same conclusions
-/// and throw the same errors.
+/// Draws conclusions from the facts that all ranks sent with a reduction (RankMessage). All ranks reach the same
+/// conclusions and throw the same errors.
 /// REQUIRES: every rank calls each function with the same `rows`, the table of facts (usually one row per rank).
 class RankAgreement {
  public:
@@ -29,7 +29,7 @@ class RankAgreement {
   /// The factor for the reduced gradients.
   double factor(const std::vector<Facts>& rows) const;
   /// Parameters that no rank has reached keep their .grad. If a rank has skipped its share, all take the .grad of the
-  /// first rank that has not, because a failed backward may have added to a .grad.
+  /// first rank that has not, because a failed backward may have added to .grad.
   void agree_on_kept(const std::vector<at::Tensor>& kept, const std::vector<Facts>& rows) const;
   /// Whether gradients are not finite; if so, drops them all. Throws if that is the policy.
   bool drop_non_finite(NonFiniteWatch& watch) const;

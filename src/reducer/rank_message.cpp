@@ -54,7 +54,7 @@ void RankMessage::prepare(Share share, int passes, bool spoiled, const Reduction
   facts_.data = hash_of(loader_passes_);
   facts_.odd_shard = reads_of_another(loader_passes_, plan_.group);
   if (facts_.active) {
-    // An edit explains whatever else was found.
+    // An edit explains all other findings.
     if (std::string edit = events.inspect(); !edit.empty()) trouble_ = std::move(edit);
   }
   if (events.settings) facts_.settings = events.settings().told(reductions_);

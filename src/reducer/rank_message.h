@@ -14,8 +14,8 @@
 
 namespace lockstep {
 
-/// This rank's message to the others with the next reduction: its facts, and any trouble it has found. A rank in
-/// trouble carries on, because the others wait for its buckets; the trouble travels with them, and all ranks throw it
+/// This rank's message to the others with the next reduction: its facts, and any trouble that it has found. A rank in
+/// trouble continues, because the others wait for its buckets; the trouble is sent with them, and all ranks throw it
 /// together (RankAgreement).
 class RankMessage {
  public:
@@ -30,11 +30,10 @@ class RankMessage {
   /// Copies the message that another reducer of this rank would have sent.
   void take_over_from(const RankMessage& before);
 
-  /// The trouble; empty if there is none.
+  /// The trouble; empty if none.
   const std::string& trouble() const { return trouble_; }
-  /// Replaces any earlier trouble.
   void set_trouble(std::string trouble) { trouble_ = std::move(trouble); }
-  /// Replaces any earlier trouble. The next reduction reports it, whatever comes before.
+  /// Replaces any earlier trouble. The next reduction reports it, whatever happens before.
   void set_lasting_trouble(std::string trouble);
   /// Sets the trouble unless there is one already.
   void note_trouble(const std::string& trouble);
@@ -47,7 +46,6 @@ class RankMessage {
   /// Sets facts and trouble for the coming reduction, except for problems found when the buckets are filled. `passes`:
   /// backward passes since the last reduction; `spoiled`: gradients of a skipped step have been sent.
   void prepare(Share share, int passes, bool spoiled, const ReductionEvents& events);
-  /// Writes this rank's row into the table of facts.
   void write_row(const at::Tensor& table);
 
   /// Number of reductions of this rank.

@@ -87,7 +87,7 @@ void Reducer::skip() {
   const MutexLock lock(tracker_.mutex);
   if (!virtual_)
     parts_.record.forget();
-  else if (parts_.passes.since_reduction == 0)  // else other shares of the step may have gradients
+  else if (parts_.passes.since_reduction == 0)  // otherwise other shares of the step may have gradients
     parts_.record.forget_cleared(parts_.plan.tensors);
   tracker_.reduction().skip();
   parts_.record.mark(parts_.plan.tensors);
@@ -165,7 +165,7 @@ std::optional<KnownGradients> Reducer::known_gradients(const TensorSet& paramete
   if (virtual_ && parts_.passes.reduce_every() > 0) known.shares = waiting;
   if (plan.group.world_size() > 1 && !facts.joining && waiting == 0) known.ranks = plan.group;
   if (waiting > 0 && parts_.backward.accumulates) known.held_back = waiting;
-  if (virtual_) {  // of several shares of a step, each may have skipped
+  if (virtual_) {  // each of a step's shares may have skipped
     known.contributed = !known.passes.empty();
     known.absent = waiting == 0 && parts_.last_is_void;
   } else if (step_ != nullptr) {

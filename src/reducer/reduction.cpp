@@ -33,7 +33,7 @@ void end_reduction(ReductionParts& parts, const std::vector<Facts>& ranks) {
   parts.last_is_void = is_void(ranks);
   if (parts.last_is_void) {
     drop_gradients(parts.plan.tensors);
-    if (parts.equipment.watch) parts.equipment.watch->begin();  // no gradient is left that it could report
+    if (parts.equipment.watch) parts.equipment.watch->begin();  // no gradient that it could report is left
   } else {
     parts.agreement.agree_on_kept(kept, ranks);
   }

@@ -32,9 +32,9 @@ struct Backward {
   int number = -1;            ///< see current_backward()
   std::thread::id thread;     ///< the calling thread
   int captured = -1;          ///< the last backward that captured gradients
-  std::vector<bool> reached;  ///< parameters that were reached since the last reduction
+  std::vector<bool> reached;  ///< parameters reached since the last reduction
 
-  /// A gradient has arrived: notes whether it belongs to a backward nested in this one.
+  /// Called when a gradient arrives: records whether it belongs to a nested backward.
   void look_whether_nested() { is_nested = is_nested || current_backward() != number; }
   bool is_of_another_thread() const { return thread != std::this_thread::get_id(); }
   void forget_reached() { reached.assign(reached.size(), false); }
@@ -71,33 +71,31 @@ class Reduction {
   Reduction(const Reduction&) = delete;
   Reduction& operator=(const Reduction&) = delete;
 
-  /// A reduction begins, with a backward or its substitute. Throws on all ranks if an exception ended this rank's last
+  /// Begins a reduction, with a backward or its substitute. Throws on all ranks if an exception ended this rank's last
   /// backward while it was sending gradients.
   virtual void begin() = 0;
-  /// The reduction has begun with a backward.
+  /// Called when the reduction has begun with a backward.
   virtual void backward_begins() = 0;
-  /// A gradient of the parameter is about to be accumulated into .grad.
+  /// Called before a gradient of the parameter is accumulated into .grad.
   virtual void before_gradient(size_t parameter) = 0;
-  /// A gradient of the parameter has been accumulated into .grad.
+  /// Called after a gradient of the parameter was accumulated into .grad.
   virtual void ready(size_t parameter) = 0;
-  /// The outermost backward has computed all gradients.
+  /// Called when the outermost backward has computed all gradients.
   virtual void backward_ended() = 0;
   /// Reduces the gradients in .grad.
   virtual void reduce() = 0;
-  /// This rank contributes nothing to the step.
+  /// Called when this rank contributes nothing to the step.
   virtual void skip() = 0;
-  /// This rank is out of inputs and takes part for the others. Returns the facts of all ranks; none if that takes a
-  /// whole optimizer step, which the caller must run.
+  /// Called when this rank is out of inputs and takes part for the others. Returns the facts of all ranks; none if that
+  /// takes a whole optimizer step, which the caller must run.
   virtual std::optional<std::vector<Facts>> shadow() = 0;
   /// Takes part only to report an error: throws it on all ranks.
   virtual void fail(const std::string& trouble) = 0;
-  /// The equipment has changed.
   virtual void equipment_changed() {}
   /// Whether gradients of earlier backward passes wait for an optimizer's step.
   virtual bool gradients_wait() const { return false; }
 };
 
-/// Whether another thread is in a backward.
 bool is_in_backward_elsewhere(const ReductionParts& parts);
 /// Thrown on all ranks when one thread runs a backward while another steps.
 inline constexpr const char* kBesideStep =
@@ -107,12 +105,12 @@ inline constexpr const char* kBesideStep =
 
 /// Begins a reduction: empties the buckets and restarts the watch and the timeline.
 void begin_reduction(ReductionParts& parts);
-/// Whether an exception ended this rank's last backward after it had sent buckets. The others then wait for the
+/// Whether an exception ended this rank's last backward after it had sent buckets, so that the others wait for the
 /// remaining ones.
 bool is_interrupted(const ReductionParts& parts);
 /// Called if is_interrupted() and this rank has begun another reduction.
 void note_interruption(ReductionParts& parts);
-/// Called when all ranks have the result in their buckets: leaves it in .grad, or nothing if the step is void.
+/// Called when all ranks have the result in their buckets. Leaves it in .grad, or leaves no .grad if the step is void.
 void end_reduction(ReductionParts& parts, const std::vector<Facts>& ranks);
 
 }  // namespace lockstep

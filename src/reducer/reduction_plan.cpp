@@ -23,7 +23,7 @@ std::vector<ParameterSize> sizes_of(const NamedTensors& parameters) {
 /// A rank's page has room for two names of this length.
 constexpr size_t kLabelledName = 40;
 
-/// The end of a name tells layers apart.
+/// The end of a name distinguishes layers.
 std::string shortened(const std::string& name, size_t longest) {
   return name.size() <= longest ? name : "..." + name.substr(name.size() - longest + 3);
 }

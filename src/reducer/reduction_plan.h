@@ -21,13 +21,13 @@ namespace lockstep {
 struct ReductionSettings {
   BucketLimits limits;
   GradientReduction reduction;
-  int object = 1;        ///< this replica's number on its group, from 1: the same on all ranks
+  int object = 1;        ///< this replica's number on its group, from 1; the same on all ranks
   bool list = false;     ///< the parameters are a list, whose tensors may have been replaced
   bool buffers = false;  ///< the model has buffers, which a forward may change
 };
 
-/// The constant facts about the reduction of a set of parameters, equal on all ranks: which parameter lies in which
-/// bucket, and how buckets are summed.
+/// The constant facts about the reduction of a set of parameters, equal on all ranks: the bucket of each parameter, and
+/// how buckets are summed.
 struct ReductionPlan {
   ReductionPlan(const NamedTensors& parameters, Group group, ReductionSettings settings);
 
@@ -41,7 +41,7 @@ struct ReductionPlan {
   bool rank_zero_adds_it() const { return settings.reduction == GradientReduction::kSum && group.rank() != 0; }
   /// Whether a rank multiplies its buckets by its weight before they are summed.
   bool weights_buckets() const;
-  /// The plan's first one of these parameters; none: it has none of them.
+  /// The index of the plan's first parameter that is one of these; none if none.
   std::optional<size_t> first_of(const TensorSet& parameters) const;
   /// "bucket 1 of 2 (out.bias to second.weight)", with names cut to `longest_name`.
   std::string describe(size_t bucket, size_t longest_name = std::string::npos) const;
@@ -58,7 +58,7 @@ struct ReductionPlan {
   std::vector<std::string> labels;           ///< of each bucket, for its collectives
   std::vector<Place> places;                 ///< of each parameter
   std::vector<int> rank_of_row;              ///< of each row in the table of facts: usually a rank has one
-  std::string row_kind;                      ///< "virtual " where a rank has several rows
+  std::string row_kind;                      ///< "virtual " if a rank has several rows
 };
 
 /// The virtual ranks of a run with several per rank; else null.

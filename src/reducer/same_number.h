@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-/// The end of messages about ranks that did something different numbers of times. `joining`: within join().
+/// The end of messages about ranks that did something a different number of times. `joining`: within join().
 inline std::string advice_on_numbers(bool joining) {
   return std::string(joining ? "within join(), let the body end where a rank's batches do, and match in "
                                "JoinOptions::shadow what the others' loops call beside their backward"

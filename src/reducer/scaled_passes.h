@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-/// The backward passes that went through a loss which one GradScaler has scaled. Any thread may call it.
+/// The backward passes through losses that one GradScaler has scaled. Any thread may call it.
 class ScaledPasses {
  public:
   explicit ScaledPasses(float scale) : ScaledPasses() { scale_ = scale; }
@@ -20,28 +20,26 @@ class ScaledPasses {
   ScaledPasses(const ScaledPasses&) = delete;
   ScaledPasses& operator=(const ScaledPasses&) = delete;
 
-  /// Whether there is such an object in this process, so that somebody will ask for the passes.
+  /// Whether there is such an object in this process, so that the passes will be needed.
   static bool any();
   /// Whether one of these objects knows the pass.
   static bool known_to_any(int backward);
 
-  /// `way`: what happened to the loss after scale(). `scale`: that of the loss. Returns whether the pass is a new one.
+  /// `way` is what happened to the loss after scale(), `scale` the loss's. Returns whether the pass is new.
   bool add(int backward, const WayToResult& way, float scale);
-  /// A step has ended: passes so far have an earlier scale.
+  /// Tells that a step has ended: passes so far have an earlier scale.
   void update(float scale);
-  /// The passes since keep their gradients' scale, which is another one from now on.
+  /// Sets a new scale; the passes since the last step keep theirs.
   void set_scale(float scale);
-  /// How many passes there were so far.
   uint64_t count() const;
-  /// How many since update().
   uint64_t count_since_update() const;
-  /// What was wrong with passes.
+  /// Errors of passes.
   struct Wrong {
-    std::optional<float> stale;  ///< the scale of a loss whose pass began when the scale was another
+    std::optional<float> stale;  ///< the scale of a loss whose pass began after the scale had changed
     std::string nonlinear;       ///< WayToResult::nonlinear
     bool is_of_two = false;      ///< another such object has the same pass
   };
-  /// Since the last call.
+  /// The errors since the last call.
   Wrong take_wrong();
 
   enum class Scale { kPresent, kEarlier, kNone };

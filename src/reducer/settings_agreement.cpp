@@ -16,8 +16,8 @@ namespace {
   throw Error(text);
 }
 
-/// The first parameter that some of these ranks have frozen and others not; each list is in the model's order, and null
-/// for a rank that does not count. Empty if there is none.
+/// The first parameter that some of these ranks have frozen and others not; empty if none. Each list is in the model's
+/// order, and null for a rank that does not count.
 std::string frozen_on_some(const std::vector<std::string>& lists) {
   std::vector<std::vector<std::string>> frozen;
   for (const std::string& list : lists) {

@@ -13,7 +13,7 @@ struct Sharded {
   std::unordered_multiset<const c10::TensorImpl*> all LOCKSTEP_GUARDED_BY(mutex);
 };
 
-/// Never destroyed: static destructors of the program may still use it.
+/// Never destroyed, because the program's static destructors may still use it.
 Sharded& sharded() {
   static auto* const kSharded = new Sharded;
   return *kSharded;

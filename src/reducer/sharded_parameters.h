@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// While it lives, is_sharded() is true of these parameters: a FullyShardedDataParallel has them, and their own .grad
-/// is none. Any thread.
+/// While it lives, is_sharded() is true for these parameters: a FullyShardedDataParallel has them, and their own .grad
+/// is undefined. Any thread may use it.
 class ShardedParameters {
  public:
   explicit ShardedParameters(std::vector<at::Tensor> parameters);

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// An optimizer step shared out between ranks, as seen by the model that it steps.
+/// An optimizer step that ranks share, as seen by the model that it steps.
 class SharedStep {
  public:
   SharedStep() = default;
@@ -17,8 +17,8 @@ class SharedStep {
   SharedStep(const SharedStep&) = delete;
   SharedStep& operator=(const SharedStep&) = delete;
 
-  /// A backward of the model begins, on any thread. Returns what all ranks must throw; empty if nothing.
-  /// `gradients_wait`: gradients of earlier backward passes wait for this step, which takes their sum.
+  /// Called when a backward of the model begins, on any thread. Returns the error that all ranks must throw; empty if
+  /// none. `gradients_wait`: gradients of earlier backward passes wait for this step, which takes their sum.
   virtual std::string backward_begins(bool gradients_wait) = 0;
 
   /// Whether the step takes the sum of all ranks' gradients itself. If not, backward reduces them, and the functions
@@ -26,7 +26,8 @@ class SharedStep {
   virtual bool wants_sum() const { return false; }
   /// Called on a rank without inputs: does its part of a whole step. Returns the facts of all ranks.
   virtual std::vector<Facts> step_without_inputs() { TORCH_INTERNAL_ASSERT(false, "this step takes no sum"); }
-  /// Implements Model.clip_grad_norm() on the sum. Every rank calls it.
+  /// Implements Model.clip_grad_norm() on the sum.
+  /// REQUIRES: every rank calls it.
   virtual double clip_grad_norm(double /*max_norm*/, double /*norm_type*/) {
     TORCH_INTERNAL_ASSERT(false, "this step takes no sum");
   }

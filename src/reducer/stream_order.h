@@ -8,7 +8,7 @@
 namespace lockstep {
 
 /// Orders the sending of a bucket on a device after everything that filled it. Several threads of a backward, each with
-/// its own current stream, may fill one bucket, and the thread of another device may send it.
+/// its own current stream, may fill one bucket, and another device's thread may send it.
 class StreamOrder {
  public:
   /// Work has been queued on the device's current stream.

@@ -18,28 +18,28 @@ namespace lockstep {
 /// Timestamps of reductions: a few clock readings per bucket. Any thread may use it.
 class Timeline {
  public:
-  /// A backward begins, or a reduction without one.
+  /// Begins a backward, or a reduction without one.
   void begin(size_t buckets);
   void ready(size_t bucket);
   void sent(size_t bucket);
-  /// From now on this rank is idle: it waits for the buckets, in order.
+  /// Marks this rank as idle from now on: it waits for the buckets, in order.
   void waits();
   void done(size_t bucket);
-  /// All buckets are reduced. With set_rank_comparison(), ranks exchange how long each has waited.
+  /// Called when all buckets are reduced. With set_rank_comparison(), ranks exchange how long each has waited.
   void end(const Group& group);
 
   void set_rank_comparison(bool on);
   void set_observer(std::shared_ptr<Observer> observer);
-  /// The statistics, without names and bytes, which the timeline does not know.
+  /// The statistics, except names and bytes, which the timeline does not know.
   ReductionStats stats() const;
 
  private:
   struct Times {
-    std::optional<Clock::time_point> ready;  ///< none: some of its gradients never came
+    std::optional<Clock::time_point> ready;  ///< none: some of its gradients never arrived
     Clock::time_point start, end;
     double wait_ms = 0;
   };
-  /// One reduction: the last one, or the one that is running.
+  /// One reduction: the last one, or the one in progress.
   struct Reduction {
     int64_t number = 0;  ///< of those that ended
     Clock::time_point begin, waits_since, last;

@@ -46,7 +46,7 @@ VirtualStep::Leaf VirtualReduction::leaf_of(size_t parameter) const {
 }
 
 void VirtualReduction::backward_begins() {
-  // A generator's loss reaches the critic, too, within no_sync() and up to zero_grad(): a whole round that counts for
+  // A generator's loss also reaches the critic, within no_sync() and up to zero_grad(): a whole round that counts for
   // nothing. Buffers that it has changed would count.
   if (!parts_.plan.settings.buffers && step_.local_only && step_.passes > 0 && step_.at_last_leaf() &&
       gradients_are_gone()) {

@@ -18,8 +18,8 @@ namespace lockstep {
 ///                               puts the parameter's sum into its bucket, and full buckets are sent
 ///   the backward ends           end_leaf notes the leaf's facts, one row of the table; after the last one, reduce_all
 ///
-/// A bucket that can be summed in place (VirtualStep::sums_in_place) travels like any other; otherwise its pieces
-/// travel (PieceExchange). The table of facts has a row for each virtual rank, and means are over virtual ranks.
+/// A bucket that can be summed in place (VirtualStep::sums_in_place) is sent like any other; otherwise its pieces are
+/// sent (PieceExchange). The table of facts has a row for each virtual rank, and means are over virtual ranks.
 class VirtualReduction final : public Reduction {
  public:
   VirtualReduction(ReductionParts& parts, std::shared_ptr<VirtualRanks> ranks);
@@ -34,13 +34,14 @@ class VirtualReduction final : public Reduction {
   std::optional<std::vector<Facts>> shadow() override;
   void fail(const std::string& trouble) override;
   void equipment_changed() override;
-  /// This process has left the virtual rank. In the middle of an accumulation this means that its data have ended.
+  /// Called when this process has left the virtual rank. In the middle of an accumulation this means that its data has
+  /// ended.
   void left(std::optional<int> virtual_rank);
 
  private:
   std::optional<at::ScalarType> travels_as(at::ScalarType type) const;
   VirtualStep::Leaf leaf_of(size_t parameter) const;
-  /// Whether no parameter has a gradient other than zeros.
+  /// Whether no parameter has a nonzero gradient.
   bool gradients_are_gone() const;
   void add_to_sum(size_t parameter);
   /// Puts the parameter's partial sums into its bucket, or into its exchange.
@@ -48,12 +49,11 @@ class VirtualReduction final : public Reduction {
   /// The exchange that carries the bucket's pieces; null if the bucket is summed in place.
   PieceExchange* exchange_of(size_t bucket);
   void end_leaf(Share share);
-  /// Whether the content of .grad, or what was added to it, is in its bucket.
+  /// Whether the bucket already contains .grad, or what was added to it.
   bool lies_in_bucket(size_t parameter) const;
   std::vector<Facts> reduce_all(Share share);
   /// Ends the remaining leaves, sends the remaining buckets, and waits. Returns the facts of all virtual ranks.
   std::vector<Facts> add_up_sums(Share share);
-  /// Turns the sums into gradients, multiplied by `scale`.
   void turn_sums_into_gradients(double scale);
 
   ReductionParts& parts_;

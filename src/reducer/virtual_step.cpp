@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// a + b, in place where possible. An undefined tensor is zeros, whose sum with -0 is 0.
+/// a + b, in place where possible. An undefined tensor counts as zeros, whose sum with -0 is 0.
 at::Tensor sum_of(at::Tensor a, at::Tensor b) {
   if (!a.defined() && !b.defined()) return a;
   if (!a.defined()) return b.add_(0);

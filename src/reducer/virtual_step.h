@@ -13,45 +13,44 @@
 namespace lockstep {
 
 /// Accumulates the gradients of one step of this process's virtual ranks into sums. These gradients are the leaves of
-/// the tree (base/summation_tree.h). Leaves come one after the other. Each parameter has a stack of partial sums, like
+/// the tree (base/summation_tree.h), and arrive one after the other. Each parameter has a stack of partial sums, like
 /// the digits of a binary counter; after the last leaf they are the whole subtrees that this process contributes.
 ///
 /// Half precision is summed in fp32. A parameter that no leaf has reached yet has no tensors, which count as zeros.
 ///
-/// A leaf behaves like a rank: its .grad starts as it was before the step, and what .grad holds at the end is the
-/// leaf's contribution. Between leaves .grad is as before the step.
+/// A leaf behaves like a rank: its .grad starts as it was before the step, and its final .grad is the leaf's
+/// contribution. Between leaves .grad is as before the step.
 class VirtualStep {
  public:
   struct Settings {
     bool mean = true;            ///< the sum is divided by the number of virtual ranks
-    bool first_adds_it = false;  ///< only virtual rank 0 contributes what .grad held before the step
+    bool first_adds_it = false;  ///< only virtual rank 0 contributes the .grad from before the step
   };
   VirtualStep(std::shared_ptr<VirtualRanks> ranks, const std::vector<at::Tensor>& parameters, Settings settings);
 
   VirtualRanks& ranks() const { return *ranks_; }
-  /// The virtual rank whose turn it is.
   int virtual_rank() const { return ranks_->block().first + leaf_; }
   bool at_last_leaf() const { return leaf_ + 1 == ranks_->block().size(); }
   bool complete() const { return leaf_ == ranks_->block().size(); }
 
   /// Saves .grad. Called before the step's first gradient.
   void begin();
-  /// Before a gradient is accumulated into .grad.
+  /// Called before a gradient is accumulated into .grad.
   void before_accumulation(size_t parameter);
 
-  /// The weight and type with which a leaf counts.
+  /// The weight and type of a leaf.
   struct Leaf {
     double weight = 1;
-    std::optional<at::ScalarType> travels_as;  ///< compressed to this type, as a communication hook does it
+    std::optional<at::ScalarType> travels_as;  ///< rounded to this type, as a communication hook would
   };
-  /// The leaf has computed the parameter's gradient. `used` = false: the leaf did not reach the parameter.
+  /// Adds the parameter's gradient that the leaf has computed. `used` = false: the leaf did not reach the parameter.
   void add(size_t parameter, bool used, const Leaf& leaf);
   bool is_added(size_t parameter) const { return sums_[parameter].added; }
   bool any_added() const;
   /// Whether a gradient was accumulated after add().
   bool is_late(size_t parameter) const;
   void add_late(size_t parameter, const Leaf& leaf);
-  /// The leaf contributes nothing to the parameter, unless it has been added already.
+  /// Adds nothing for the parameter, unless the leaf has already added something.
   void add_nothing(size_t parameter);
   /// Drops the leaf's .grad.
   void drop_leaf();
@@ -70,9 +69,8 @@ class VirtualStep {
   bool sums_in_place(at::ScalarType type, std::optional<at::ScalarType> travels_as) const;
   const CombinePlan& plan() const { return plan_; }
 
-  /// Ends the step.
   void reset();
-  /// Ends the step on leaving the scope, also by an exception.
+  /// Ends the step on leaving the scope, including by an exception.
   class Ending {
    public:
     explicit Ending(VirtualStep& step) : step_(step) {}
@@ -84,9 +82,9 @@ class VirtualStep {
   };
 
   int passes = 0;          ///< backward passes of the current leaf
-  bool completes = false;  ///< the backward that is running completes the leaf
+  bool completes = false;  ///< the running backward completes the leaf
   bool local_only = true;  ///< all passes of the step were within no_sync()
-  bool in_place = false;   ///< all buckets are summed as they lie, so they can be sent early
+  bool in_place = false;   ///< all buckets are summed in place, so they can be sent early
   std::string trouble;     ///< errors of the leaves that have ended
 
  private:

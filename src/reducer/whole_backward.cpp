@@ -37,7 +37,7 @@ class WholeBackward final : public torch::autograd::FunctionPreHook {
   inline static std::atomic<int> alive_{0};
 };
 
-/// Calls `visit` once for each operation that leads from these to leaves, until it returns false.
+/// Calls `visit` once for each operation from these to leaves, until it returns false.
 template <typename Visit>
 void walk(std::vector<const Node*> waiting, const Visit& visit) {
   std::unordered_set<const Node*> seen;
@@ -79,7 +79,7 @@ void check_whole_backward(const std::vector<torch::autograd::Edge>& roots,
 }
 
 bool reaches_older(const std::vector<at::Tensor>& results, uint64_t number) {
-  const uint64_t here = at::RecordFunction::currentThreadId();  // numbers are those of a thread
+  const uint64_t here = at::RecordFunction::currentThreadId();  // numbers are per thread
   std::vector<const Node*> begin;
   for (const at::Tensor& result : results) begin.push_back(result.grad_fn().get());
   bool any = false;

@@ -12,20 +12,20 @@ struct Node;
 
 namespace lockstep {
 
-/// The operation that made `result` runs a backward of its own, which computes all gradients of what it has computed
-/// with: those of some tensors alone cannot be asked of it.
+/// Marks the operation that made `result`: it runs its own backward, which computes all gradients of its inputs, so
+/// autograd cannot ask it for only some.
 void needs_whole_backward(const at::Tensor& result);
 
 /// Whether one of the results of `operation` was given to needs_whole_backward().
 bool runs_backward_itself(const torch::autograd::Node& operation);
 
-/// A backward begins from `roots` for the gradients of `asked` alone. Throws c10::Error if some of these may be within
-/// such an operation, since no other way leads to them.
+/// Called when a backward begins from `roots` for the gradients of `asked` only. Throws c10::Error if some of these may
+/// be within such an operation, because no other way leads to them.
 void check_whole_backward(const std::vector<torch::autograd::Edge>& roots,
                           const std::vector<torch::autograd::Edge>& asked);
 
-/// Whether operations that this thread has run before `number` (at::sequence_number::peek() then) are among those that
-/// `results` were computed by.
+/// Whether `results` were computed by operations that this thread ran before `number` (at::sequence_number::peek()
+/// then).
 bool reaches_older(const std::vector<at::Tensor>& results, uint64_t number);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// Only an answer shows that a key in the store comes from a live rank. So rank 0 asks:
+// Only an answer shows that a key in the store belongs to a live rank. So rank 0 asks:
 //
 //   rank r   draws a ticket: the next number of its own counter         meet/ticket/<r>
 //   rank 0   calls the last ticket of each rank, by its own ticket      meet/call/<r>/<ticket> = <ticket of rank 0>
@@ -6,9 +6,9 @@
 //   rank 0   says so when all have answered                             meet/complete/<ticket of rank 0>
 //
 // A call for the ticket of a process that has ended gets no answer; when its successor draws the next ticket, rank 0
-// calls that one. A call comes after its ticket, so a rank that is called knows that rank 0 has been alive since. The
-// ticket of rank 0 is the number of the generation. meet/bell counts tickets and answers, so that rank 0 has to watch
-// only one key while it waits.
+// calls that one. A call follows its ticket, so a rank that is called knows that rank 0 has been alive since it drew
+// the ticket. The ticket of rank 0 is the number of the generation. meet/bell counts tickets and answers, so that rank
+// 0 watches only one key while it waits.
 
 #include "rendezvous/generation.h"
 
@@ -95,7 +95,7 @@ Generation follow(MeetingStore& store, int rank, int world_size, std::chrono::mi
     throw;
   } catch (const std::exception&) {
     if (!deadline.passed()) throw;
-    // Without rank 0, only those ranks are known to be missing that have never come.
+    // Without rank 0, only ranks that have never come are known to be missing.
     std::vector<int> missing =
         leader.empty() ? without(ticket_key) : without([&](int r) { return answer_key(leader, r); });
     if (leader.empty() || missing.empty()) missing.insert(missing.begin(), 0);

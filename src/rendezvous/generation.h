@@ -10,8 +10,8 @@ namespace lockstep {
 
 /// The agreement of the ranks that meet in a store.
 struct Generation {
-  std::string prefix;        ///< of the keys that these ranks use, and no earlier ranks used
-  std::vector<int> missing;  ///< not empty: the timeout has passed, these ranks have not joined, and there is no prefix
+  std::string prefix;        ///< of the keys that these ranks use, and no earlier ranks have used
+  std::vector<int> missing;  ///< not empty: these ranks have not joined before the timeout, and there is no prefix
 };
 
 /// Lets live ranks find each other in a store that may hold the keys of earlier ones: torchrun's agent keeps its store

@@ -9,15 +9,15 @@
 #include "base/error.h"
 #include "base/socket.h"
 
-// Any number of threads may wait for a reply at once, on one socket. The first of them receives, without the mutex,
-// and stores every reply under its request's id; the others sleep on `changed_`. When the receiving thread has its own
-// reply it leaves, and wakes the others so that one of them takes over.
+// Any number of threads may wait for a reply at once, on one socket. The first of them receives, without the mutex, and
+// stores every reply under its request's id; the others sleep on `changed_`. When the receiving thread has its own
+// reply, it stops, and wakes the others so that one of them takes over.
 
 namespace lockstep {
 namespace {
 
-/// How long a server may take to answer a request that need not wait. It answers in microseconds; seconds mean that it
-/// is stopped or gone.
+/// The time limit for a server's answer to a request that need not wait. It answers in microseconds; seconds mean that
+/// it is stopped or gone.
 constexpr std::chrono::seconds kAnswerTimeout(30);
 constexpr std::chrono::hours kLongestTimeout(24 * 20);  // poll() counts milliseconds in an int
 

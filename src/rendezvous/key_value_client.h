@@ -17,8 +17,8 @@
 
 namespace lockstep {
 
-/// One process's end of the key-value store that the ranks of a machine share (KeyValueServer); the operations are
-/// those of c10d::Store. Any thread may call: a thread that waits for a key does not block the others.
+/// One process's end of the key-value store that the ranks of a machine share (KeyValueServer), with the operations of
+/// c10d::Store. Any thread may call: a thread that waits for a key does not block the others.
 ///
 /// Throws lockstep::Error when a wait times out (the text names the missing keys), when a key or value exceeds its
 /// limit (kMaxKeyBytes, kMaxValueBytes), or when the store refuses (with its text). Once the server is gone or does not
@@ -34,14 +34,13 @@ class KeyValueClient {
   explicit KeyValueClient(FileDescriptor socket);
 
   void set(const std::string& key, const Bytes& value);
-  /// Waits until the key exists.
   Bytes get(const std::string& key, Timeout timeout);
   /// Adds to the decimal number that `key` holds (0 if it does not exist), and returns the sum.
   int64_t add(const std::string& key, int64_t amount);
   /// Sets the value to `desired` if it equals `expected` (a missing key equals an empty value). Returns the value then
   /// held, or `expected` if the key is missing and was not set.
   Bytes compare_set(const std::string& key, const Bytes& expected, const Bytes& desired);
-  /// Whether the key existed.
+  /// Deletes the key. Returns whether it existed.
   bool delete_key(const std::string& key);
   /// Whether all keys exist.
   bool check(const std::vector<std::string>& keys);
@@ -79,9 +78,9 @@ class KeyValueClient {
   std::condition_variable changed_;
   std::map<uint32_t, std::optional<Reply>> awaited_ LOCKSTEP_GUARDED_BY(mutex_);  // by id
   uint32_t next_id_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
-  std::string broken_ LOCKSTEP_GUARDED_BY(mutex_);      // why the connection is of no use any more
+  std::string broken_ LOCKSTEP_GUARDED_BY(mutex_);      // the reason why the connection is unusable
   bool receiving_ LOCKSTEP_GUARDED_BY(mutex_) = false;  // one thread receives for all that wait
-  std::string inbox_;                                   // owned by the thread that receives
+  std::string inbox_;                                   // owned by the receiving thread
 };
 
 }  // namespace lockstep

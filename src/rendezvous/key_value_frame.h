@@ -12,9 +12,9 @@ namespace lockstep {
 ///
 ///   uint32 length of all that follows | uint32 id | uint8 code | (uint32 length, bytes) for each field
 ///
-/// A request's code is a KeyValueRequest, and its id is chosen by the client; the reply has the same id and a
-/// KeyValueReply. Replies may come in a different order than their requests: a request for a missing key waits on the
-/// server, and later requests do not wait for it.
+/// A request's code is a KeyValueRequest, and the client chooses its id; the reply has the same id and a KeyValueReply.
+/// Replies may come in a different order from their requests: a request for a missing key waits on the server, and
+/// later requests do not wait for it.
 
 constexpr size_t kMaxKeyBytes = 4 << 10;
 constexpr size_t kMaxValueBytes = 16 << 20;
@@ -30,23 +30,22 @@ enum class KeyValueRequest : uint8_t {
   kWait,        ///< keys -> nothing, once all exist
   kNumKeys,     ///< -> decimal count
   kAppend,      ///< key, value -> nothing
-  kCancel,      ///< the waiting request with this id is answered at once, with kMissing; has no reply of its own
+  kCancel,      ///< answers the waiting request with this id at once, with kMissing; has no reply of its own
 };
 
 enum class KeyValueReply : uint8_t {
   kDone,     ///< the fields named above
   kMissing,  ///< cancelled: the missing keys
-  kRefused,  ///< a text that says why
+  kRefused,  ///< the reason
 };
 
 struct KeyValueFrame {
   uint32_t id = 0;
   uint8_t code = 0;
-  std::vector<std::string_view> fields;  ///< into the bytes it was parsed from
+  std::vector<std::string_view> fields;  ///< into the parsed bytes
   size_t bytes = 0;                      ///< length of the whole frame
 };
 
-/// Appends a frame to `out`.
 void append_frame(std::string& out, uint32_t id, uint8_t code, const std::vector<std::string_view>& fields);
 
 /// The frame at the start of `bytes`; empty if more bytes are needed. Throws Error if no frame can start like this.

@@ -74,7 +74,7 @@ void KeyValueServer::handle(const pollfd& ready) {
 std::vector<KeyValueServer::Dropped> KeyValueServer::take_dropped() { return std::exchange(dropped_, {}); }
 
 bool KeyValueServer::receive(Client& client) {
-  // One piece for each call: a client that never stops sending does not keep the others waiting.
+  // One piece per call, so that a client that never stops sending does not keep the others waiting.
   std::array<char, 64 << 10> piece;
   const ssize_t count = ::recv(client.socket.get(), piece.data(), piece.size(), MSG_DONTWAIT);
   if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return true;
@@ -180,7 +180,7 @@ void KeyValueServer::park(Client& client, uint32_t id, KeyValueRequest request,
 void KeyValueServer::cancel(Client& client, uint32_t id) {
   const auto found =
       std::find_if(client.parked.begin(), client.parked.end(), [&](const Parked& p) { return p.id == id; });
-  if (found == client.parked.end()) return;  // its reply was already on the way
+  if (found == client.parked.end()) return;  // its reply was already sent
   std::vector<std::string_view> missing;
   for (const auto& key : found->keys)
     if (!values_.contains(key)) missing.push_back(key);

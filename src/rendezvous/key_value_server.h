@@ -16,15 +16,15 @@ namespace lockstep {
 
 /// A key-value store for the ranks of one machine, with the semantics of c10d::Store, served over connected stream
 /// sockets. Passive: it has no thread and never waits. Its owner polls the descriptors that append_polled() adds, and
-/// passes the results to handle(). One thread at a time.
+/// passes the results to handle(). Used by one thread at a time.
 ///
-/// A client that breaks the protocol or its limits is dropped, with a reason, and does not affect the others. A client
+/// A client that breaks the protocol or its limits is dropped, with a reason, without affecting the others. A client
 /// that merely asks for too much (a value over the limit, a full store) gets an error as its answer.
 class KeyValueServer {
  public:
   struct Dropped {
     int client;
-    std::string reason;  ///< empty if it closed its end, and not inside a request: the normal end
+    std::string reason;  ///< empty for the normal end: it closed its end, not inside a request
   };
 
   /// Serves the process at the other end of `socket` from now on. Returns the client's number: 0, 1, 2, ...
@@ -33,7 +33,7 @@ class KeyValueServer {
   /// Appends one entry for each client.
   void append_polled(std::vector<pollfd>& polled) const;
 
-  /// Serves the client of `ready`; ignores entries without events, and descriptors that are not (or no longer) a
+  /// Serves the client of `ready`. Ignores entries without events, and descriptors that are not, or no longer, a
   /// client's.
   void handle(const pollfd& ready);
 
@@ -55,7 +55,7 @@ class KeyValueServer {
     std::vector<Parked> parked;
   };
 
-  /// False when the client has closed its end.
+  /// Returns false when the client has closed its end.
   bool receive(Client& client);
   /// Answers the requests in the inbox.
   void serve(Client& client);
@@ -64,7 +64,6 @@ class KeyValueServer {
   void answer_request(Client& client, const KeyValueFrame& frame);
   void park(Client& client, uint32_t id, KeyValueRequest request, const std::vector<std::string_view>& keys);
   void cancel(Client& client, uint32_t id);
-  /// Stores the value and answers the parked requests it completes.
   void store(std::string_view key, std::string value);
   bool answer_if_complete(Client& client, const Parked& parked);
   void drop(int fd, std::string reason);

@@ -50,7 +50,7 @@ FileDescriptor KeyValueServerThread::connect() {
 
 void KeyValueServerThread::wake() {
   const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);  // full means awake already
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);  // full means already awake
 }
 
 void KeyValueServerThread::serve() {

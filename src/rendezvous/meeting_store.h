@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// The key-value store in which ranks meet, whoever serves it. Its calls throw the store's exceptions, whose text has
-/// the reason.
+/// The key-value store in which ranks meet, independent of its implementation. Its calls throw the store's exceptions,
+/// whose text has the reason.
 class MeetingStore {
  public:
   virtual ~MeetingStore() = default;
@@ -17,7 +17,7 @@ class MeetingStore {
   /// Adds to the number that `key` holds (0 if it does not exist), and returns the sum.
   virtual int64_t add(const std::string& key, int64_t amount) = 0;
   virtual bool check(const std::string& key) = 0;
-  /// Waits until all keys exist; throws when the timeout has passed.
+  /// Waits until all keys exist. Throws when the timeout has passed.
   virtual void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) = 0;
 };
 

@@ -61,7 +61,7 @@ World read_ranks(World::Source source, const Names& names, const Variable& rank,
   return world;
 }
 
-/// Ranks that cannot reach a store yet need an address. A world of one, or of one machine, does not.
+/// Ranks that have no store yet need an address. A world of one, or of one machine, does not.
 void read_master(World& world, const Environment& environment, bool needed) {
   if (!needed) return;
   if (!environment.master_addr)
@@ -99,8 +99,8 @@ World from_torchrun(const Environment& e) {
   return world;
 }
 
-/// `srun --mpi=pmi2` sets PMI_RANK and PMI_SIZE too, with its own numbers. Hydra, which may have been started by srun
-/// or use it to start its proxies, sets its local numbers beside them.
+/// `srun --mpi=pmi2` also sets PMI_RANK and PMI_SIZE, with its own numbers. Hydra, which srun may have started or which
+/// may use srun to start its proxies, also sets its local numbers.
 bool are_slurms_pmi(const Environment& e) {
   return e.slurm_step_id && e.slurm_procid && e.pmi_rank == e.slurm_procid && e.pmi_size == e.slurm_step_num_tasks &&
          !e.mpi_localrankid && !e.mpi_localnranks;
@@ -146,7 +146,7 @@ World discover_world(const Environment& e) {
   if ((e.pmi_rank || e.pmi_size) && !are_slurms_pmi(e))
     return from_mpi_like(World::Source::kMpich, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
                          e.pmi_rank, e.pmi_size, e.mpi_localrankid, e.mpi_localnranks, e);
-  // A batch script sees SLURM_PROCID too; only a step (srun) has started ranks.
+  // A batch script also sees SLURM_PROCID; only a step (srun) has started ranks.
   if (e.slurm_step_id && e.slurm_procid)
     return from_mpi_like(World::Source::kSlurm,
                          {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"},

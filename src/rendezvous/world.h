@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// This process's place among the ranks, by its environment, and how the ranks can meet.
+/// This process's place among the ranks, from its environment, and how the ranks can meet.
 struct World {
   enum class Source { kAlone, kLauncher, kTorchrun, kOpenMpi, kMpich, kSlurm, kMpi };
 
@@ -19,8 +19,8 @@ struct World {
   std::optional<int> local_world_size;
 
   std::optional<int> store_fd;  ///< kLauncher: inherited socket to the launcher's store
-  std::string address;          ///< kLauncher: of this machine, if there are others; they connect to it
-  std::string master_addr;      ///< where a TCPStore listens, if one is needed
+  std::string address;          ///< kLauncher: of this machine, for ranks of other machines, if there are any
+  std::string master_addr;      ///< address of the TCPStore, if one is needed
   int master_port = 0;
   bool store_is_hosted = false;  ///< kTorchrun: the agent serves the TCPStore; else rank 0 does
   std::string rank_variable;     ///< the variable the rank was read from, e.g. PMI_RANK
@@ -38,13 +38,12 @@ struct World {
 /// "lockstep run", "torchrun", ...: for messages.
 const char* name_of(World::Source source);
 
-/// Reads the world from the environment; the first launcher whose variables are present decides: `lockstep run`,
-/// torchrun, Open MPI, MPICH (Hydra), Slurm (inside a job step); else a world of one.
-/// Throws Error, naming the variable, its value and what to do, if a variable is missing, is not a number or
-/// contradicts another.
+/// Reads the world from the environment. The first launcher whose variables are present decides: `lockstep run`,
+/// torchrun, Open MPI, MPICH (Hydra), Slurm (inside a job step); else it is a world of one. Throws Error, naming the
+/// variable, its value and what to do, if a variable is missing, is not a number or contradicts another.
 World discover_world(const Environment& environment);
 
-/// How long to wait for all ranks: the environment's value, for users who cannot change the program, otherwise the
+/// The time to wait for all ranks: the environment's value, for users who cannot change the program, otherwise the
 /// program's. Throws Error if the variable is not a number of seconds above 0.
 std::chrono::milliseconds join_timeout(const Environment& environment, std::chrono::milliseconds programs);
 

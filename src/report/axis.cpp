@@ -18,7 +18,7 @@ double round_step(double rough) {
   return 10 * power;
 }
 
-/// With as many decimals as the step has.
+/// With as many decimals as the step.
 std::string label_of(double value, double step, bool share) {
   if (share) value *= 100, step *= 100;
   const std::string unit = share ? " %" : "";

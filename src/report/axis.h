@@ -28,10 +28,10 @@ struct Tick {
   std::string label;
 };
 
-/// Round values within [low, high], about `count` of them: multiples of 1, 2 or 5 times a power of ten. `whole`: of 1
-/// at least. `share`: labelled as per cent.
+/// Round values within [low, high], about `count` of them: multiples of 1, 2 or 5 times a power of ten. `whole`: steps
+/// of at least 1. `share`: labelled in per cent.
 std::vector<Tick> ticks(double low, double high, int count, bool whole = false, bool share = false);
-/// Powers of ten and, if there are few of them, 2 and 5 times those.
+/// Powers of ten and, if there are few of them, 2 and 5 times these.
 std::vector<Tick> logarithmic_ticks(double low, double high);
 
 }  // namespace lockstep

@@ -10,15 +10,15 @@
 
 namespace lockstep {
 
-/// Buckets that are drawn; if there are more, the page says how many are left out.
+/// The most buckets that are drawn; the page says how many are left out.
 constexpr size_t kMostBucketsDrawn = 24;
-/// Ranks that are drawn, those that were last most often.
+/// The most ranks that are drawn: those that were last most often.
 constexpr size_t kMostRanksDrawn = 24;
 
 /// The axis below bars, with a mark at each tick.
 void draw_bottom_axis(Svg& svg, const Scale& x, const std::vector<Tick>& marks, double bottom, std::string_view unit);
 
-/// The median of the values; 0 if there are none.
+/// The median of the values; 0 if none.
 double median(std::vector<float> values);
 
 /// Milliseconds from the first gradient to the end of backward on this rank, after which it waits.

@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// Values over steps in bounded memory: if there are more than kMostPoints, neighbours are merged, and their mean,
-/// minimum and maximum are kept.
+/// Values over steps in bounded memory: if there are more than kMostPoints, neighbours are merged, keeping their mean,
+/// minimum and maximum.
 class Curve {
  public:
   static constexpr size_t kMostPoints = 4096;
@@ -21,7 +21,7 @@ class Curve {
 
   /// A value that is not a number, or is beyond 1e150, is counted but not kept as a point.
   void add(double x, double value);
-  /// Forgets what is known about steps after `x`: the training resumed from there.
+  /// Forgets values of steps after `x`, from which the training resumed.
   void forget_after(double x);
 
   /// Sorted by x, ascending.
@@ -42,7 +42,6 @@ class Curve {
   double first_not_finite_ = 0;
 };
 
-/// The curve reduced to at most `most` points.
 std::vector<Curve::Point> thinned(const std::vector<Curve::Point>& points, size_t most);
 
 /// Means over a window of `width` points around each, fewer at the ends.

@@ -19,7 +19,7 @@ struct Range {
   double low, high;
 };
 
-/// A line as it is drawn: at most one point every two pixels.
+/// A line as drawn: at most one point every two pixels.
 struct DrawnLine {
   const ChartLine* line;
   std::vector<Curve::Point> points;
@@ -38,7 +38,7 @@ double quantile(std::vector<double> values, double part) {
   return *place;
 }
 
-/// Whether the points go up and down more than a smooth curve would, so that smoothing shows more than it hides.
+/// Whether the points vary more than a smooth curve would, so that smoothing shows more than it hides.
 bool is_noisy(const std::vector<Curve::Point>& points, double height) {
   double way = 0;
   for (size_t i = 1; i < points.size(); ++i) way += std::fabs(points[i].mean - points[i - 1].mean);
@@ -64,7 +64,7 @@ DrawnLine drawn(const ChartLine& line, const DrawingSize& size) {
   return one;
 }
 
-/// The range of the axis: the lines as drawn and, of the points behind a smoothed line, all but the few farthest.
+/// The range of the axis: the lines as drawn and all but the few farthest points behind a smoothed line.
 Range range_of(const std::vector<DrawnLine>& lines, bool from_zero) {
   Range range{std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()};
   const auto cover = [&](double value) { range = {std::min(range.low, value), std::max(range.high, value)}; };
@@ -155,7 +155,7 @@ void draw_axes(Svg& svg, const std::vector<Tick>& across, const std::vector<Tick
   svg.text("tick", (x.low_px() + x.high_px()) / 2, y.low_px() + 33, "middle", "step");
 }
 
-/// Steps, from 0 unless they begin far away from it.
+/// Steps, from 0 unless they begin far from it.
 Scale horizontal_scale(const std::vector<DrawnLine>& lines, double left, double right) {
   Range steps{std::numeric_limits<double>::infinity(), 0};
   for (const DrawnLine& line : lines)

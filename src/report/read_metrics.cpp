@@ -6,8 +6,7 @@
 #include "report/bounded_lines.h"
 #include "report/run_data.h"
 
-// A program wrote the lines, but the files may come from anybody: every member may be missing, of another type or out
-// of range.
+// A program wrote the lines, but the files are untrusted: every member may be missing, of another type or out of range.
 
 namespace lockstep {
 namespace {
@@ -192,7 +191,7 @@ class MetricsReader {
     for (const auto& [values, name] : times) {
       values->push_back(static_cast<float>(std::min(amount(line, name), 1e9)));
       if (values->size() <= kMostSamples) continue;
-      // Keep every other one: they still cover the whole run.
+      // Keep every second one: they still cover the whole run.
       for (size_t i = 0; i < values->size() / 2; ++i) (*values)[i] = (*values)[2 * i];
       values->resize(values->size() / 2);
     }

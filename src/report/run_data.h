@@ -57,12 +57,12 @@ struct RunData {
   std::vector<RankData> ranks;  ///< by rank; empty: only event files were found
   StartData start;
   int64_t starts = 0;                    ///< more than one: it was resumed
-  std::vector<TeamData> teams;           ///< the launcher's starts; empty: it started once, or something else did
+  std::vector<TeamData> teams;           ///< the launcher's starts; empty: it started once, or was not used
   std::map<std::string, Curve> scalars;  ///< of the lowest rank, by name
   std::map<int64_t, int64_t> epochs;     ///< first step of each epoch
   ReductionData reductions;
-  std::map<std::string, int64_t> summaries;  ///< what event files hold besides scalars: "histograms", how many
-  std::vector<std::string> notes;            ///< what could not be read
+  std::map<std::string, int64_t> summaries;  ///< contents of event files besides scalars: "histograms", their number
+  std::vector<std::string> notes;            ///< unreadable parts
 };
 
 /// Reads metrics_rank<r>.jsonl of a folder or, if there are none, TensorBoard's event files in it and in its folder

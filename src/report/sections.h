@@ -10,11 +10,11 @@
 
 namespace lockstep {
 
-/// Topics that the page omits because nobody recorded them, listed in one line below the cards instead of as empty
+/// Topics that the page omits because they were not recorded, listed in one line below the cards instead of as empty
 /// cards.
 class NotRecorded {
  public:
-  /// `what`: "late ranks"; `how` it can be recorded. Returns the card that is not drawn: "".
+  /// `what` is, for example, "late ranks"; `how` says how to record it. Returns the card that is not drawn: "".
   std::string add(const std::string& what, const std::string& how);
   /// As HTML; "" if everything was recorded.
   std::string line() const;
@@ -23,9 +23,9 @@ class NotRecorded {
   std::vector<std::pair<std::string, std::string>> parts_;  ///< what, and how; the same advice once
 };
 
-// The cards of the page, as HTML. What cannot be drawn goes into `left_out`.
+// The cards of the page, as HTML. Topics that cannot be drawn go into `left_out`.
 
-/// The width of drawings beside each other on a wide page; legends describe the smoothing of these.
+/// The width of drawings next to each other on a wide page; legends describe these drawings' smoothing.
 constexpr DrawingSize kWideChart{"wide", 525, 250};
 
 std::string scalar_sections(std::vector<ScalarChart>& charts, const RunData& run, NotRecorded& left_out);

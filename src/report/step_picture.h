@@ -34,7 +34,7 @@ std::optional<StepPicture> usual_step(const std::map<int, TraceOfRank>& traces);
 /// Lanes over time: each rank's backward and waiting, and its buckets.
 std::string draw_step(const StepPicture& step, double width, const char* layout);
 
-/// The most of each that are drawn; the page says what is left out.
+/// The most of each that are drawn; the page says how many are left out.
 constexpr size_t kMostStepRanks = 8, kMostStepBuckets = 12;
 
 }  // namespace lockstep

@@ -5,15 +5,15 @@
 
 namespace lockstep {
 
-/// How wide and high a drawing is, and in which layouts of the page it is shown. Text is not scaled with the page, so
-/// each drawing is made once for each layout.
+/// The width and height of a drawing, and the page layouts that show it. Text is not scaled with the page, so each
+/// drawing is made once for each layout.
 struct DrawingSize {
   const char* layout;  ///< class: "wide", "middle" or "narrow"
   double width;
   double height;
 };
 
-/// One drawing in the making. Colours and fonts are those of the page's style, by class.
+/// One drawing being made. Colours and fonts come from the page's style, by class.
 class Svg {
  public:
   /// `label` is for screen readers; `attributes` go into the tag unchanged.

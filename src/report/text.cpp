@@ -18,7 +18,6 @@ std::string print(const char* format, auto... values) {
   return std::string(text.data(), std::clamp<int>(length, 0, text.size() - 1));
 }
 
-/// The text with invalid UTF-8 replaced.
 std::string as_utf8(std::string_view text) {
   const std::string quoted = nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return nlohmann::json::parse(quoted).get<std::string>();

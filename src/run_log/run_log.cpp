@@ -50,7 +50,7 @@ RunLogOptions checked(const RunLogOptions& options) {
   return options;
 }
 
-/// Where virtual ranks cannot be shared out evenly, the first ranks have more of them.
+/// If virtual ranks cannot be divided evenly, the first ranks have more of them.
 double share_of(const Context& context) {
   if (context.virtual_ranks() == 0) return 1.0 / context.world_size();
   const auto block = context.virtual_block();
@@ -133,13 +133,13 @@ struct RunLog::State {
   const RunLogOptions options;
   const std::string folder;
   const int rank, world_size;
-  const double share;  ///< of all samples, that this rank has
+  const double share;  ///< of all samples, on this rank
   MetricsFile file;
   SummaryWriter writer;
   TrainingPlace place;
   Replica* model = nullptr;
   std::shared_ptr<FirstReductions> trace;
-  StepsTaken taken;            ///< not written yet
+  StepsTaken taken;            ///< not yet written
   double communication_s = 0;  ///< of the model, at the last step
   Clock::time_point mark = Clock::now();
   Clock::time_point reductions_noted = mark;

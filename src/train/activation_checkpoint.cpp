@@ -27,7 +27,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The states of random number generators.
 class RandomStates {
  public:
   explicit RandomStates(const std::vector<c10::Device>& devices) {
@@ -57,7 +56,7 @@ std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& inputs) {
   return devices;
 }
 
-/// What makes a second call compute what the first one has computed.
+/// The surroundings that make the second call compute the same as the first.
 class Surroundings {
  public:
   explicit Surroundings(const std::vector<at::Tensor>& inputs) : devices_(devices_of(inputs)), random_(devices_) {
@@ -90,7 +89,7 @@ class Surroundings {
   std::vector<AutocastOptions> casts_;
 };
 
-/// The first call's casts of weights have no graph, so that the rest of the forward must not find them.
+/// The first call's casts of weights have no graph, so the rest of the forward must not find them.
 class WithoutCastCache {
  public:
   WithoutCastCache() { at::autocast::set_autocast_cache_enabled(false); }
@@ -102,7 +101,7 @@ class WithoutCastCache {
   const bool before_ = at::autocast::is_autocast_cache_enabled();
 };
 
-/// A call that is made again.
+/// A call that is repeated in backward.
 struct Call : torch::CustomClassHolder {
   Call(Segment the_segment, Modules the_modules, const std::vector<at::Tensor>& inputs)
       : segment(std::move(the_segment)),
@@ -112,14 +111,14 @@ struct Call : torch::CustomClassHolder {
         buffers(modules) {
     for (const at::Tensor& input : inputs) defined.push_back(input.defined());
   }
-  /// Those among the inputs are undefined again that were.
+  /// All inputs, with undefined ones undefined again.
   variable_list all_inputs(const variable_list& defined_ones) const {
     variable_list all;
     auto next = defined_ones.begin();
     for (const bool is_there : defined) all.push_back(is_there ? *next++ : at::Tensor());
     return all;
   }
-  /// Of what the first call has returned.
+  /// Describes the results of the first call.
   static std::string description(const std::vector<at::Tensor>& outputs) {
     std::string text;
     for (const at::Tensor& output : outputs)
@@ -133,7 +132,7 @@ struct Call : torch::CustomClassHolder {
   const Surroundings surroundings;
   const ModuleMarks marks;
   FirstBuffers buffers;
-  std::vector<bool> defined;  ///< which of the inputs are; autograd takes no others
+  std::vector<bool> defined;  ///< which inputs are defined; autograd takes no others
   std::vector<bool> returned_defined;
   std::string returned;
   std::optional<SomeValues> values;
@@ -216,7 +215,7 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
       roots.push_back(outputs[i]);
       given.push_back(gradients[i]);
     }
-    // Whatever the function has read of an outer graph, others may go through, too.
+    // Others may also go through the outer graph that the function has read.
     if (!roots.empty()) torch::autograd::backward(roots, given, /*retain_graph=*/reaches_older(roots, begin));
   }
 };
@@ -234,7 +233,7 @@ std::vector<at::Tensor> checkpointed(Segment segment, std::vector<at::Tensor> in
   if (!any_input && !modules.empty() && std::none_of(modules.begin(), modules.end(), trains)) return segment(inputs);
   auto call = c10::make_intrusive<Call>(std::move(segment), std::move(modules), inputs);
   std::erase_if(inputs, [](const at::Tensor& one) { return !one.defined(); });
-  // Autograd follows a function by its inputs; what the function itself reads is not among them.
+  // Autograd follows a function by its inputs, which do not include the tensors that the function itself reads.
   const at::Tensor leaf = at::empty({0}).set_requires_grad(!any_input);
   watch_engine();
   const variable_list defined = Checkpoint::apply(call, leaf, at::TensorList(inputs));

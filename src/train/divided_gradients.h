@@ -11,20 +11,20 @@
 
 namespace lockstep {
 
-/// Gradients that a GradScaler has divided, of parameters that no reducer follows: whether a scaled backward has added
-/// to them since, before a step() used them or after it, which would mix two scales.
+/// Gradients that a GradScaler has divided, of parameters that no reducer follows. Finds out whether a scaled backward
+/// has added to them since, before or after a step() used them, which would mix two scales.
 class DividedGradients {
  public:
-  /// `of`: a number for these, such as the identity of their optimizer.
+  /// `of` is a number for these, such as the identity of their optimizer.
   void add(uint64_t of, std::vector<at::Tensor> parameters);
-  /// A step() uses them. Returns whether a scaled backward has changed one.
+  /// Tells that a step() uses them. Returns whether a scaled backward has changed one.
   bool use(uint64_t of);
-  /// Whether one has added to gradients of these parameters that were used, and not cleared before.
+  /// Whether a scaled backward has added to gradients of these parameters that were used and not cleared.
   bool added_to_used(const TensorSet& parameters) const;
-  /// Forgets those that no step() has used.
+  /// Forgets gradients that no step() has used.
   void clear();
 
-  /// A scaled backward begins, and has ended. Autograd's threads may call.
+  /// Called when a scaled backward begins, and when it has ended. Autograd's threads may call.
   void backward_begins();
   void backward_ends();
   bool any() const;
@@ -33,11 +33,11 @@ class DividedGradients {
   /// A gradient that a step() has used.
   struct Used {
     uint64_t mark;             ///< 0: it was cleared or changed since
-    bool is_added_to = false;  ///< by a scaled backward; `mark` is that of the sum
+    bool is_added_to = false;  ///< by a scaled backward; `mark` is the sum's
   };
   struct Divided {
     std::vector<at::Tensor> parameters;
-    std::vector<uint64_t> marks;  ///< of their gradients; empty: no scaled backward is running
+    std::vector<uint64_t> marks;  ///< of the gradients; empty: no scaled backward is running
     bool is_mixed = false;
     std::vector<Used> used{};  ///< empty: no step() has used them
   };

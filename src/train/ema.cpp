@@ -27,7 +27,7 @@ namespace {
 
 using Object = c10::impl::GenericDict;
 
-/// A dtype in which lerp's steps are not lost: 16 bits hold three digits, and a decay of 0.9999 moves the fourth.
+/// A dtype in which lerp's steps are not lost: 16 bits hold three digits, and a decay of 0.9999 changes the fourth.
 at::ScalarType dtype_of_average(const at::Tensor& live) {
   return live.scalar_type() == at::kHalf || live.scalar_type() == at::kBFloat16 ? at::kFloat : live.scalar_type();
 }
@@ -43,7 +43,6 @@ std::string text_of(const auto& value) {
   return text.str();
 }
 
-/// The entry of a state, or None.
 c10::IValue ema_entry(const Object& state, const char* name) {
   const auto found = state.find(std::string(name));
   return found == state.end() ? c10::IValue() : found->value();
@@ -55,7 +54,7 @@ std::vector<c10::IValue> list_of(const Object& state, const char* name) {
   return value.toList().vec();
 }
 
-/// Adds to `problems` how a state's averages for one decay differ from ours.
+/// Adds to `problems` the differences between a state's averages for one decay and ours.
 void compare(const StateDict& given, const std::vector<std::pair<std::string, at::Tensor>>& own, const std::string& of,
              std::string& problems) {
   std::set<std::string> known;
@@ -172,7 +171,7 @@ void Ema::update() {
   const auto module = module_.lock();
   if (module != nullptr && (updates_ == 0 || watch_->is_edited())) {
     check_covers_module("Ema::update()");
-    watch_->remember(*module);  // as it was before the first update, or with an edit of layers without parameters
+    watch_->remember(*module);  // unchanged until the first update, or by an edit of layers without parameters
   }
   at::NoGradGuard no_grad;
   ++updates_;

@@ -20,7 +20,7 @@ at::Tensor some_of(const at::Tensor& output) {
   return at::take(output.detach(), places.to(at::kLong));
 }
 
-/// Share of the largest value that rounding may change.
+/// The relative change, of the largest value, that rounding may cause.
 double tolerance(at::ScalarType type) {
   if (type == at::kBFloat16 || type == at::kHalf) return 2e-2;
   return type == at::kDouble ? 1e-10 : 1e-4;

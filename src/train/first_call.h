@@ -13,28 +13,28 @@ namespace lockstep::detail {
 
 using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
 
-/// What must not change between a checkpointed call and its backward, of all modules.
+/// The state of modules that must not change between a checkpointed call and its backward.
 class ModuleMarks {
  public:
   explicit ModuleMarks(const Modules& modules);
-  /// Throws c10::Error if something has, of these modules.
+  /// Throws c10::Error if the state of these modules has changed.
   void check_unchanged(const Modules& modules) const;
 
  private:
-  std::vector<std::pair<const torch::nn::Module*, bool>> layers_;  ///< and whether it is in training mode
+  std::vector<std::pair<const torch::nn::Module*, bool>> layers_;  ///< with whether it is in training mode
   std::vector<std::pair<const c10::TensorImpl*, uint64_t>> parameters_;
 };
 
-/// The modules' buffers as the first call has found them.
+/// The modules' buffers before the first call.
 class FirstBuffers {
  public:
   explicit FirstBuffers(const Modules& modules);
-  /// The first call has ended: only buffers that it has changed are kept.
+  /// Called when the first call has ended. Keeps only the buffers that it has changed.
   void drop_unchanged();
   /// Throws c10::Error if others have changed since.
   void check_unchanged() const;
 
-  /// While it lives, the buffers are as the first call has found them.
+  /// While it lives, the buffers have their values from before the first call.
   class Guard {
    public:
     explicit Guard(const FirstBuffers& buffers);
@@ -50,17 +50,17 @@ class FirstBuffers {
   struct Buffer {
     std::string name;
     at::Tensor now, first;  ///< first: undefined if the first call has not changed it
-    uint64_t mark;          ///< of it after the first call
+    uint64_t mark;          ///< after the first call
   };
   std::vector<Buffer> all_;
 };
 
-/// Some elements of what a call has returned, on a CPU, where reading them does not wait.
+/// Some elements of a call's results, on a CPU, where reading them does not wait.
 class SomeValues {
  public:
   explicit SomeValues(const std::vector<at::Tensor>& outputs);
-  /// The number of the first tensor whose values are others in the second call, beyond what another kernel's rounding
-  /// explains; -1 if there is none.
+  /// The index of the first tensor whose values differ in the second call by more than another kernel's rounding
+  /// explains; -1 if none.
   int64_t first_other(const SomeValues& second) const;
 
  private:

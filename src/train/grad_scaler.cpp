@@ -27,7 +27,7 @@ namespace {
 
 using Object = c10::impl::GenericDict;
 
-/// Below this a scale loses digits, and at last is 0.
+/// Below this a scale loses digits, and finally is 0.
 constexpr float kSmallestScale = std::numeric_limits<float>::min();
 
 /// A scale is a float.
@@ -98,7 +98,7 @@ GradScaler::~GradScaler() {
     const std::string stepped = stepped_beside_scaler();
     const std::string trouble = stepped.empty() ? used_->trouble() : trouble_of_step_beside(stepped);
     if (!trouble.empty()) TORCH_WARN("a GradScaler ends, and this rank ", trouble);
-  } catch (const std::exception&) {  // a handler that makes errors of warnings
+  } catch (const std::exception&) {  // a handler that turns warnings into errors
   }
 }
 
@@ -145,7 +145,7 @@ std::string GradScaler::unscaled_passes(torch::optim::Optimizer& optimizer,
   if (unscaled > 0 && unscaled < all)
     return "ran " + std::to_string(unscaled) + " of " + std::to_string(all) + " backward passes";
   if (unscaled == 0 && (all > 0 || scaled_ || (known && !known->contributed))) return "";
-  // Zeros, such as a rank without a backward has kept, have any scale.
+  // Zeros, for example kept by a rank without a backward, have any scale.
   return any_is_not_zero(optimizer) || (all > 0 && all_are_empty(optimizer)) ? "ran backward" : "";
 }
 
@@ -176,7 +176,7 @@ GradScaler::Found GradScaler::unscale_in(const char* call, torch::optim::Optimiz
   const ScalerWords said = [&] {
     try {
       return tell(ranks, word_of(call, scale_, known, found, !trouble.empty() || !unscaled.empty()));
-    } catch (const Error& error) {  // the others are elsewhere, for the same reason perhaps
+    } catch (const Error& error) {  // the others are elsewhere, perhaps for the same reason
       if (trouble.empty()) throw;
       throw Error("GradScaler: this rank " + trouble + "\n" + error.what());
     }
@@ -257,7 +257,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   found.stepped = true;
   if (found.infinity) return false;
   check_gradients_since(optimizer, found);
-  optimizer.step();  // one that sums gradients itself has still to learn that there is nothing
+  optimizer.step();  // an optimizer that sums gradients itself still has to learn that there are none
   used_->stepped(optimizer);
   return !found.nothing;
 }

@@ -87,7 +87,7 @@ c10::IValue entry(const c10::impl::GenericDict& state, const char* name) {
   return found->value();
 }
 
-/// A list of numbers, as either language writes it.
+/// A list of numbers, as written by either language.
 std::vector<double> numbers_of(const c10::IValue& list) {
   if (!list.isList()) throw Error("the state of the schedule: `base_lrs` is not a list");
   std::vector<double> numbers;
@@ -101,11 +101,11 @@ std::vector<double> numbers_of(const c10::IValue& list) {
 
 }  // namespace
 
-/// The right to set an optimizer's rates: the newest scheduler has it, and while it lives no older one may step.
+/// The right to set an optimizer's rates. The newest scheduler has it, and while it lives no older one may step.
 struct LRScheduler::Claim {
   std::vector<double> base, set;  ///< rates by group
 
-  /// The newest of each optimizer that has one.
+  /// The newest scheduler of each optimizer that has one.
   struct All {
     Mutex mutex;
     std::map<const torch::optim::Optimizer*, std::weak_ptr<Claim>> newest LOCKSTEP_GUARDED_BY(mutex);
@@ -122,8 +122,8 @@ struct LRScheduler::Claim {
     const MutexLock lock(all.mutex);
     std::erase_if(all.newest, [](const auto& entry) { return entry.second.expired(); });
     std::weak_ptr<Claim>& newest = all.newest[&optimizer];
-    // A scheduler may outlive its optimizer until it is replaced, and the next optimizer may be at the same address,
-    // but it does not have the rates set by this scheduler.
+    // A scheduler may outlive its optimizer until it is replaced, and the next optimizer may have the same address, but
+    // it does not have the rates set by this scheduler.
     const std::shared_ptr<Claim> other = newest.lock();
     TORCH_CHECK(other == nullptr || other->set != claim->base || other->set == other->base,
                 "LRScheduler: another LRScheduler has set the learning rates of this optimizer, and this one would "
@@ -176,7 +176,7 @@ void LRScheduler::step() {
   apply(values_at(steps_ + 1, base_lrs_));
 }
 
-/// Changes nothing, so that an error leaves the optimizer as it is.
+/// Changes nothing, so that an error leaves the optimizer unchanged.
 LRScheduler::Values LRScheduler::values_at(int64_t steps, std::vector<double> base_lrs) const {
   const auto& groups = optimizer_->param_groups();
   TORCH_CHECK(schedules_.size() == 1 || groups.size() == schedules_.size(), "the optimizer has ", groups.size(),

@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-// What a GradScaler reads of an optimizer.
+// The parts of an optimizer that a GradScaler reads.
 
 inline std::vector<at::Tensor> list_of_parameters(const torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> all;
@@ -34,7 +34,7 @@ inline bool any_of_set(const std::vector<at::Tensor>& parameters, const TensorSe
                      [&](const at::Tensor& parameter) { return set.contains(parameter.unsafeGetTensorImpl()); });
 }
 
-/// Tells an optimizer from another one, also one of other parameters that is made where it was.
+/// Distinguishes an optimizer from any other, including one of other parameters made at the same address.
 inline uint64_t identity_of(const torch::optim::Optimizer& optimizer) {
   uint64_t identity = Hash::mixed(Hash::kStart, reinterpret_cast<uintptr_t>(&optimizer));
   for (const auto& group : optimizer.param_groups())
@@ -43,7 +43,7 @@ inline uint64_t identity_of(const torch::optim::Optimizer& optimizer) {
   return identity;
 }
 
-/// Gradients that one operation divides: of one device and dtype.
+/// Gradients that one operation divides, with one device and dtype.
 using GradientGroups = std::map<std::pair<at::ScalarType, std::string>, std::vector<at::Tensor>>;
 
 inline GradientGroups gradients_of(torch::optim::Optimizer& optimizer) {
@@ -67,7 +67,7 @@ inline bool any_is_not_zero(torch::optim::Optimizer& optimizer) {
   return false;
 }
 
-/// There are gradients, and none has an element, as where the parts of this rank are empty.
+/// Whether there are gradients, but none has an element, as when this rank's parts are empty.
 inline bool all_are_empty(torch::optim::Optimizer& optimizer) {
   const GradientGroups groups = gradients_of(optimizer);
   return !groups.empty() && std::all_of(groups.begin(), groups.end(), [](const auto& group) {

@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-/// Of samples: how many, their mean, and the sum of squared differences from it.
+/// The number of samples, their mean, and the sum of squared differences from it.
 struct Moments {
   double count = 0;
   at::Tensor mean, squares;
@@ -38,11 +38,10 @@ struct Moments {
   }
 };
 
-/// What a rank says of its samples instead of their number.
+/// A rank's message about its samples in place of their number.
 constexpr double kOtherShape = -1, kNotFinite = -2;
 
-/// The moments of all ranks' samples. Throws on all ranks if one has others than `problem` says. `samples`: [n,
-/// features], where there is no problem.
+/// The moments of all ranks' samples, [n, features]. Throws on all ranks if one has a `problem`.
 Moments of_all_ranks(const at::Tensor& samples, double problem, int64_t features, const Group& group,
                      const std::string& what) {
   if (problem == 0 && !at::isfinite(samples).all().item<bool>()) problem = kNotFinite;

@@ -10,8 +10,9 @@ namespace lockstep {
 /// micro-batch.
 enum class LoaderFacts { kNextPass, kPlace };
 
-/// Throws the same Error on all ranks if their loaders would deal out different epochs, or are not those of the ranks
-/// of `group`. All ranks call it.
+/// Throws the same Error on all ranks if their loaders would deal out different epochs, or have other ranks than
+/// `group`.
+/// REQUIRES: all ranks call it.
 void check_same_data(const Group& group, const LoaderBase& loader, LoaderFacts facts);
 
 }  // namespace lockstep

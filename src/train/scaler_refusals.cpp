@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-/// What ranks tell each other once one of them is in trouble: which of these, and a predicate.
+/// The messages of ranks once one of them is in trouble: one of these, and a predicate.
 constexpr char kIsInTrouble = '!', kRanUnscaled = '-', kRanScaled = '+', kNothing = '.';
 
 [[noreturn]] void refuse_unscaled(const std::vector<std::string>& told, const std::function<std::string(size_t)>& who) {
@@ -62,7 +62,7 @@ void refuse_different_optimizers(const Group& ranks, const char* call, const std
                                  uint64_t identity) {
   const std::string own = first + (parameters > 1 ? " and " + std::to_string(parameters - 1) + " more" : "");
   const auto names = ranks.all_gather_bytes(own), told = ranks.all_gather_bytes(own + '\n' + std::to_string(identity));
-  // The last rank's, and the first that is another one.
+  // The last rank's, and the first that differs.
   const auto other =
       std::find_if(told.begin(), told.end(), [&](const std::string& each) { return each != told.back(); });
   const std::string& one_name = names.back();

@@ -9,18 +9,18 @@
 
 namespace lockstep {
 
-// What a GradScaler throws on all ranks.
+// The errors that a GradScaler throws on all ranks.
 
-/// Every rank of `ranks` calls it once one is in trouble. `trouble`: that of this rank, as a predicate; `unscaled`: its
-/// backward passes without scale(); `scaled`: it has called that.
+/// Called by every rank of `ranks` once one is in trouble. `trouble` is this rank's, as a predicate; `unscaled` its
+/// backward passes without scale(); `scaled`: it has called scale().
 [[noreturn]] void refuse(const std::optional<Group>& ranks, const std::string& trouble, const std::string& unscaled,
                          bool scaled);
 inline constexpr const char* kUnscale = "unscale()";
 inline constexpr const char* kStep = "step()";
-/// Some ranks unscale by one of these, and others by the other: `call`.
+/// Some ranks unscale by one of these calls, others by the other. `call` is this rank's.
 [[noreturn]] void refuse_different_calls(const Group& ranks, const char* call);
-/// Ranks call step() or unscale(), `call`, with other optimizers; this one's has `parameters`, of which `first` is the
-/// first that a reducer follows, and `identity` (KnownGradients).
+/// Ranks call step() or unscale(), `call`, with different optimizers. This rank's has `parameters`, of which `first` is
+/// the first that a reducer follows, and `identity` (KnownGradients).
 [[noreturn]] void refuse_different_optimizers(const Group& ranks, const char* call, const std::string& first,
                                               size_t parameters, uint64_t identity);
 /// Some ranks have `cleared` gradients after a backward, and others did not.

@@ -12,7 +12,7 @@ namespace lockstep {
 ScalerWords tell(const std::optional<Group>& ranks, const ScalerWord& own) {
   ScalerWords all{own, own};
   if (!ranks) return all;
-  // Elsewhere `enabled` may be false. One label for all calls: what ranks gather under two is not compared further.
+  // Elsewhere `enabled` may be false. One label for all calls: gathers with different labels are not compared further.
   const OperationLabel label("GradScaler{enabled = true}::step()");
   std::vector<float> said(own.begin(), own.end());
   for (int about = kScale; about < kSaid; ++about) {

@@ -22,7 +22,6 @@ void check_ascending(const std::vector<int64_t>& milestones) {
               "milestones must be ascending numbers of steps");
 }
 
-/// How many of the milestones are reached.
 size_t reached(const std::vector<int64_t>& milestones, int64_t step) {
   return static_cast<size_t>(std::upper_bound(milestones.begin(), milestones.end(), step) - milestones.begin());
 }
@@ -56,7 +55,7 @@ class OneCycle {
     const auto [phase, part] = place(step);
     const double maximum = options_.max_lr.value_or(base);
     const double rate = anneal(level(phase->from, maximum), level(phase->to, maximum), part);
-    return step == options_.total_steps && rate < 0 ? 0 : rate;  // PyTorch's straight line goes on after the last step
+    return step == options_.total_steps && rate < 0 ? 0 : rate;  // PyTorch's straight line goes on after the end
   }
   double momentum(int64_t step) const {
     const auto [phase, part] = place(step);
@@ -65,7 +64,7 @@ class OneCycle {
   }
 
  private:
-  /// The phase that a step is in, and the share of it that has passed.
+  /// The phase of a step, and the share of the phase that has passed.
   std::pair<const Phase*, double> place(int64_t at) const {
     TORCH_CHECK(at <= options_.total_steps, "one_cycle_lr: step ", at, " of a cycle of ", options_.total_steps,
                 " steps; set total_steps to the number of steps that the optimizer makes");

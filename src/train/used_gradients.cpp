@@ -18,7 +18,7 @@
 namespace lockstep {
 namespace {
 
-/// As many parameters of an optimizer are looked at, and as many elements of each.
+/// The number of an optimizer's parameters that are checked, and of elements of each.
 constexpr int64_t kMostParameters = 8, kMostElements = 8;
 
 /// The part of LibTorch's state that each step of its optimizers changes.
@@ -42,7 +42,7 @@ double element(const at::Tensor& tensor, int64_t at) {
                                             : tensor.const_data_ptr<double>()[at];
 }
 
-/// That of the largest of some.
+/// The index of the largest among some elements.
 int64_t place_of_large(const at::Tensor& gradient) {
   const int64_t all = gradient.numel(), apart = std::max<int64_t>(1, all / kMostElements);
   int64_t best = 0;
@@ -96,7 +96,7 @@ bool UsedGradients::moved_along(const Step& step) {
     return 4 * epsilon * (std::abs(point.value) + std::abs(delta(point)));
   };
   const double rate = -delta(*largest) / largest->direction, error = rounding(*largest) / std::abs(largest->direction);
-  if (!(rate > 2 * error)) return false;  // with less it is not seen to have moved
+  if (!(rate > 2 * error)) return false;  // with less, its move would not be visible
   size_t moved = 0;
   for (const Point& point : step.points) {
     const double expected = -rate * point.direction;

@@ -12,19 +12,20 @@
 
 namespace lockstep {
 
-/// What a GradScaler's steps have used, and what they have left out: whether an optimizer stepped by itself with the
-/// same gradients, which nothing else would tell. Used by the thread that made it.
+/// The gradients that a GradScaler's steps have used or left out. Detects an optimizer that was stepped directly with
+/// the same gradients, which nothing else would show. Used by the thread that made it.
 class UsedGradients {
  public:
-  /// The scaler has stepped the optimizer. Until the next backward of this thread another step would be a mistake.
+  /// Tells that the scaler has stepped the optimizer. Another step before this thread's next backward would be a
+  /// mistake.
   void stepped(torch::optim::Optimizer& optimizer);
-  /// It has found infinity or NaN in the gradients of these parameters. Until their gradients are divided again, that
-  /// must not reach them.
+  /// Tells that the gradients of these parameters contain infinity or NaN, which must not reach the parameters until
+  /// their gradients are divided again.
   void found_infinity(const std::vector<at::Tensor>& parameters);
-  /// The gradients of these are new ones.
+  /// Tells that these parameters have new gradients.
   void replaced(const std::vector<at::Tensor>& parameters);
 
-  /// What the program did with them, as a predicate; empty if nothing.
+  /// The misuse that was found, as a predicate; empty if none.
   std::string trouble() const;
   /// Forgets all.
   void clear();
@@ -35,13 +36,13 @@ class UsedGradients {
     at::Tensor parameter;
     int64_t at;
     double value;      ///< after the step
-    double direction;  ///< in which another step would go: its gradient, with weight decay
+    double direction;  ///< of another step: its gradient, with weight decay
   };
   struct Step {
-    /// Both would be changed by another step; undefined: `points` tell.
+    /// Another step would change both; undefined: use `points`.
     at::Tensor state, parameter;
     uint64_t mark, mark_of_parameter;
-    uint64_t weights_set;  ///< times_weights_were_set() then
+    uint64_t weights_set;  ///< times_weights_were_set() at the step
     std::vector<Point> points;
     double rate;
   };
@@ -51,7 +52,7 @@ class UsedGradients {
   bool any_is_repeated() const;
 
   std::map<const c10::TensorImpl*, Step> steps_;  ///< by the optimizer's first parameter
-  std::vector<at::Tensor> finite_;                ///< parameters that were, with gradients that are not
+  std::vector<at::Tensor> finite_;                ///< finite parameters whose gradients are not
   bool repeated_ = false;                         ///< before the last backward
   BackwardWatch watch_{[this] {
     repeated_ = repeated_ || any_is_repeated();

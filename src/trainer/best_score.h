@@ -12,7 +12,7 @@ struct BestScore {
   int epoch = -1;  ///< counts from 0; -1: there was no score
   int waited = 0;  ///< epochs without a better one
 
-  /// Records the score of an epoch. Returns whether it is the best; a non-finite one never is.
+  /// Records the score of an epoch. Returns whether it is the best; a non-finite score never is.
   bool take(double value, int of_epoch, bool higher_is_better) {
     const bool better = higher_is_better ? value > score : value < score;
     const bool is_best = std::isfinite(value) && (better || epoch < 0);

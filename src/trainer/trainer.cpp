@@ -25,7 +25,7 @@ struct Trainer::State {
         module(std::move(module_)),
         step(module, attached, optimizer, context.group(), options) {}
 
-  /// `done`: by all virtual ranks of this rank.
+  /// `done` is by all virtual ranks of this rank.
   void end_step(const LossSum& done, ProgressLine& line) {
     const double mean = done.sum / static_cast<double>(std::max<int64_t>(done.samples, 1));
     line.loss(mean);
@@ -34,7 +34,7 @@ struct Trainer::State {
                 {{"train/loss", mean}, {"lr", step.optimizer().param_groups().front().options().get_lr()}});
   }
 
-  /// The virtual ranks of this rank, or 1.
+  /// The number of this rank's virtual ranks, or 1.
   int64_t block_size() const {
     if (context.virtual_ranks() == 0) return 1;
     const auto [first, last] = context.virtual_block();
@@ -141,7 +141,7 @@ struct Trainer::State {
   const std::shared_ptr<torch::nn::Module> module;
   TrainingStep step;
   CommHookPtr hook;            ///< the hook whose state is in checkpoints; may be null
-  Metrics* metrics = nullptr;  ///< of the evaluation, like the next member; null: there is none
+  Metrics* metrics = nullptr;  ///< of the evaluation, like the next member; null: none
   std::function<void(torch::nn::Module&, const Group&)> evaluation;
   std::function<void(const EpochResult&)> callback;
   TrainerResult result;

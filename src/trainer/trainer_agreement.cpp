@@ -62,7 +62,7 @@ void add_checkpoints(OptionLines& lines, const TrainerOptions& options) {
   lines.add("checkpoints.replace_old_run", options.checkpoints.replace_old_run);
 }
 
-/// A function cannot be compared; its values at steps from all over the training can.
+/// A function cannot be compared; its values at steps throughout the training can.
 void add_schedule(OptionLines& lines, const std::optional<Schedule>& schedule, int64_t steps) {
   constexpr int64_t kLooks = 16;
   lines.add("schedule", schedule.has_value());
@@ -82,7 +82,7 @@ void add_optimizer(OptionLines& lines, const torch::optim::Optimizer& optimizer,
   std::vector<OptimizerOption> known;
   try {
     known = kind_of(optimizer).options;
-  } catch (const c10::Error&) {  // a user's own, of whose options only one can be read
+  } catch (const c10::Error&) {  // a user's own options, only one of which can be read
     known = {{"lr", [](const auto& options) { return c10::IValue(options.get_lr()); }, nullptr}};
   }
   std::map<const c10::TensorImpl*, std::string> names;
@@ -108,7 +108,6 @@ void add_optimizer(OptionLines& lines, const torch::optim::Optimizer& optimizer,
   }
 }
 
-/// The first of the problems that ranks have, and whose it is.
 std::string first_problem(const std::vector<std::string>& ranks) {
   const auto first = std::find_if(ranks.begin(), ranks.end(), [](const auto& rank) { return !rank.empty(); });
   return first == ranks.end() ? "" : *first + " (on " + ranks_with(ranks, *first) + ")";
@@ -161,7 +160,7 @@ c10::IValue state_of_accumulation(int accumulate, int ranks) {
   return state;
 }
 
-/// Throws Error if as many ranks took another number of batches.
+/// Throws Error if the same number of ranks took another number of batches.
 void check_accumulation(const c10::IValue& saved, int accumulate, int ranks) {
   const auto number = [&](const char* name) {
     if (!saved.isGenericDict()) throw Error("is no dictionary");
@@ -170,7 +169,7 @@ void check_accumulation(const c10::IValue& saved, int accumulate, int ranks) {
     if (found == state.end() || !found->value().isInt()) throw Error("has no number `" + std::string(name) + "`");
     return found->value().toInt();
   };
-  // Another number of ranks may well accumulate another number of batches, so that a step is of as many samples.
+  // A different number of ranks may well accumulate another number of batches, so that a step has as many samples.
   if (number("ranks") != ranks || number("batches") == accumulate) return;
   throw Error("it was saved by a run with TrainerOptions::accumulate = " + std::to_string(number("batches")) +
               ", but this one has " + std::to_string(accumulate) +

@@ -19,13 +19,15 @@ struct Agreement {
 
 /// Throws the same Error on all ranks if their options, or their optimizers' options or parameters, differ; it names
 /// the first difference and the ranks. Options used only by rank 0 may differ. If all agree and there is a schedule,
-/// `use_schedule` receives it. If that or the options' schedule() throws on a rank, the Error on all has the reason.
+/// `use_schedule` receives it. If it or the options' schedule() throws on a rank, the Error on all ranks has the
+/// reason.
 /// REQUIRES: all ranks call it.
 void check_agreement(const Group& group, const Agreement& agreement,
                      const std::function<void(const Schedule&)>& use_schedule);
 
-/// A part of a checkpoint: the number of batches per step, and of ranks (virtual ones, if there are some). Loading
-/// throws Error if the same number of ranks took another number of batches: the steps of the checkpoint would differ.
+/// A part of a checkpoint: the number of batches per step, and of ranks (or of virtual ranks, if there are any).
+/// Loading throws Error if the same number of ranks took another number of batches, because the checkpoint's steps
+/// would differ.
 Checkpointer::Part accumulation_part(int accumulate, const Context& context);
 
 /// TORCH_CHECK fails unless the loss is one number that can be differentiated.

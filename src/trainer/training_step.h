@@ -20,7 +20,8 @@ namespace lockstep {
 /// Steps of a Trainer's optimizer, each with precision, scaling, clipping, rates and averages.
 class TrainingStep {
  public:
-  /// `attached`: to the module; null: the object attaches its own Replica. The options outlive it.
+  /// `attached` is the module's Replica; null: the object attaches its own.
+  /// REQUIRES: the options outlive the object.
   TrainingStep(const std::shared_ptr<torch::nn::Module>& module, Replica* attached, torch::optim::Optimizer& optimizer,
                const Group& group, const TrainerOptions& options)
       : options_(options),
@@ -32,7 +33,6 @@ class TrainingStep {
     if (options.ema) ema_.emplace(*module, *options.ema);
   }
 
-  /// Runs `body` in the precision of the options.
   template <typename Body>
   auto in_precision(const Body& body) const {
     const AutocastGuard guard({.device = device_.type(),
@@ -41,8 +41,8 @@ class TrainingStep {
     return body();
   }
 
-  /// One rank's or virtual rank's share of a step: a backward for each batch and, after those of the last virtual rank,
-  /// the optimizer's step. `samples`: of all batches. Returns their mean loss.
+  /// One rank's or virtual rank's share of a step: a backward for each batch and, after the last virtual rank's, the
+  /// optimizer's step. `samples` counts all batches. Returns their mean loss.
   template <typename Batch>
   double run(const std::vector<Batch>& batches, int64_t samples) {
     optimizer_.zero_grad();
@@ -58,7 +58,7 @@ class TrainingStep {
     if (auto local = model_.no_sync(); true)
       for (size_t i = 0; i + 1 < batches.size(); ++i) backward(batches[i]);
     backward(batches.back());
-    if (model_.step_complete()) update();  // else other virtual ranks of this rank come first
+    if (model_.step_complete()) update();  // otherwise other virtual ranks of this rank come first
     return sum.item<double>();
   }
 

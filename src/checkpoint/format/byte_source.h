@@ -35,7 +35,7 @@ class ByteSource {
   uint64_t size_;
 };
 
-/// A regular file, read on demand: nothing is mapped, so a file that shrinks meanwhile is an Error.
+/// A regular file, read on demand. Nothing is mapped, so a file that shrinks meanwhile causes an Error.
 class FileSource : public ByteSource {
  public:
   /// Throws Error naming the file if it cannot be read or is not a regular file.

@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 constexpr uint64_t kMaxManifestBytes = 64 << 10;
 constexpr uint64_t kHashChunk = 1 << 20;
 
-/// Hashes what it passes on to another sink.
+/// Hashes the bytes that it passes on to another sink.
 class HashingSink : public ByteSink {
  public:
   explicit HashingSink(ByteSink& next) : next_(next) {}
@@ -131,7 +131,7 @@ void CheckpointFolder::lock(std::chrono::milliseconds patience) {
   if (lock_) return;
   FileDescriptor folder(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!folder) throw_errno<StorageError>("cannot open the folder " + path_);
-  // A lock ends with its process. On file systems without locks there is none.
+  // A lock ends with its process. File systems without locks are used without.
   for (const Deadline deadline(patience); ::flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;) {
     if (deadline.passed())
       throw StorageError("another process saves checkpoints to " + path_ + "; give each run a folder of its own");
@@ -207,7 +207,7 @@ void CheckpointFolder::prune(int last, int best, bool higher_is_better) const {
   for (size_t i = 0; i < scored.size() && static_cast<int>(i) < best; ++i) kept.insert(scored[i].file);
   const auto remove = [&](const std::string& file) { file_operations().unlink((path_ + '/' + file).c_str()); };
   const std::vector<std::string> names = files();
-  // Manifests first: without its file a manifest means nothing, without its manifest a file is clutter.
+  // Manifests first: a manifest without its file means nothing, but a file without its manifest is only clutter.
   for (const char* ending : {".json", ".json.partial", ".pt", ".pt.partial"})
     for (const std::string& file : names) {
       if (!parse(file, ending)) continue;

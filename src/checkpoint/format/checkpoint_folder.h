@@ -19,15 +19,15 @@ struct CheckpointManifest {
   uint64_t bytes = 0;
   std::string hash;             ///< StreamHash of the file
   std::optional<double> score;  ///< e.g. an accuracy
-  int world_size = 1;           ///< of the ranks that saved it
+  int world_size = 1;           ///< of the run that saved it
 };
 
-/// A folder of checkpoints: each is a file "step-<12 digits>.<number>.pt" and a manifest of the same name with .json,
+/// A folder of checkpoints. Each is a file "step-<12 digits>.<number>.pt" and a manifest of the same name with .json,
 /// written after it. A checkpoint exists once its manifest does, unless its file is missing or has another size.
 ///
-/// Each of the two is written to a new file, synced and renamed, and the folder is synced, in this order: whenever the
-/// machine stops, the checkpoint is complete or its predecessors are there. File names are never reused. One process at
-/// a time writes; it holds a lock on the folder until it ends.
+/// Each of the two is written to a new file, synced and renamed, and the folder is synced, in this order. So whenever
+/// the machine stops, the checkpoint is complete or its predecessors remain. File names are never reused. One process
+/// at a time writes; it holds a lock on the folder until it ends.
 class CheckpointFolder {
  public:
   explicit CheckpointFolder(std::string path) : path_(std::move(path)) {}

@@ -39,7 +39,7 @@ std::string text_of(const PickleTree& tree, const Node& node) {
 
 namespace {
 
-/// Gives the later of things with one name a number.
+/// Numbers later leaves whose name has occurred before.
 void number_names(std::vector<Leaf>& leaves) {
   std::map<std::string, int> seen;
   for (const Leaf& leaf : leaves) ++seen[leaf.name];
@@ -70,9 +70,9 @@ class TurnedSigns {
     possible_ = known || !tensor.neg;
   }
   bool any() const { return first_ || second_; }
-  /// False: of this dtype nobody says how to turn a sign.
+  /// False: reversing signs of this dtype is undefined.
   bool possible() const { return possible_; }
-  /// `bytes`: whole elements.
+  /// REQUIRES: `bytes` holds whole elements.
   std::string turned(const char* bytes, uint64_t size) const {
     std::string values(bytes, size);
     for (uint64_t at = 0, place = 0; at + component_ <= size; at += component_, ++place)

@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// A .pt or .safetensors file as a flat list: names are keys joined by dots, and everything that is not a tensor is a
+/// A .pt or .safetensors file as a flat list. Names are keys joined by dots, and everything that is not a tensor is a
 /// string.
 class Contents {
  public:
@@ -52,7 +52,7 @@ class Contents {
 /// A number, boolean or string of a .pt file as a string; all but strings as JSON.
 std::string text_of(const PickleTree& tree, const Node& node);
 
-/// Whether to read the file as .pt: it is a zip archive, or has such a name.
+/// Whether to read the file as .pt: it is a zip archive, or is named like one.
 bool is_pt_file(const FileSource& source);
 
 }  // namespace lockstep

@@ -9,8 +9,8 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kMaxShownBytes = 100;  // of a value that is shown
-constexpr size_t kMaxColumn = 60;       // what is wider stands out
+constexpr size_t kMaxShownBytes = 100;  // of a shown value
+constexpr size_t kMaxColumn = 60;       // wider entries stand out
 constexpr size_t kPiece = 64 << 10;
 
 std::string shape_text(const std::vector<int64_t>& shape) {
@@ -33,7 +33,7 @@ void inspect_file(const std::string& path, const std::function<void(const std::s
     dtype_width = std::max(dtype_width, std::strlen(tensor.dtype->name));
     shape_width = std::max(shape_width, std::min(shape_text(tensor.shape).size(), kMaxColumn));
   }
-  // In pieces: the whole text may be larger than the file.
+  // In pieces, because the whole text may be larger than the file.
   std::string text;
   const auto put = [&](const std::string& line) {
     text += line;

@@ -8,7 +8,7 @@ namespace lockstep {
 /// The globals that a pickle may name, by their meaning here.
 enum class Global : uint8_t {
   kUnknown,
-  kUnsupportedTensor,  ///< a kind of tensor that PyTorch has and we do not support
+  kUnsupportedTensor,  ///< a kind of tensor that PyTorch has and Lockstep does not support
   kOrderedDict,
   kSize,
   kDevice,
@@ -24,7 +24,7 @@ enum class Global : uint8_t {
   kRebuildParameter,
   kRebuildFromType,
   kUntypedStorage,
-  kTypedStorage,  ///< torch.FloatStorage and so on: a dtype comes with it
+  kTypedStorage,  ///< torch.FloatStorage and so on, with a dtype
   kDtype,         ///< torch.float32 and so on
   kNumpyScalar,
   kNumpyDtype,

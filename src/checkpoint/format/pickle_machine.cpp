@@ -217,7 +217,7 @@ NodeId PickleMachine::set_of(const std::vector<NodeId>& arguments) {
 }
 
 NodeId PickleMachine::rebuilt_from_type(const std::vector<NodeId>& arguments) {
-  // (function, class, its arguments, attributes): a tensor that was given attributes. Those are not kept.
+  // (function, class, its arguments, attributes): a tensor that was given attributes, which are not kept.
   expect_arguments(arguments, 4, 4, "_rebuild_from_type_v2");
   const Global type = global_at(arguments[1]);
   if (type != Global::kTensor && type != Global::kParameter) refuse("a tensor is of a subclass");
@@ -365,7 +365,7 @@ void PickleMachine::build() {
   const Node& object = at(top());
   switch (object.kind) {
     case NodeKind::kDict:
-      return;  // attributes of an OrderedDict, such as state_dict's _metadata: nothing a tensor depends on
+      return;  // attributes of an OrderedDict, such as state_dict's _metadata, on which no tensor depends
     case NodeKind::kNumpyDtype: {
       const auto& items = expect(state, NodeKind::kTuple, "the state of a numpy.dtype").items;
       if (items.size() < 2 || (at(items[1]).text != "<" && at(items[1]).text != "|" && at(items[1]).text != "="))

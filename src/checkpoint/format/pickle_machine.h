@@ -43,7 +43,7 @@ class PickleMachine {
 
  private:
   const Node& at(NodeId id) const { return tree_.nodes[id]; }
-  /// Throws unless `id` is of `kind`. `what`: the expected thing, for the message.
+  /// Throws unless `id` is of `kind`. `what` names the expected kind in the message.
   const Node& expect(NodeId id, NodeKind kind, const char* what) const;
   void expect_arguments(const std::vector<NodeId>& arguments, size_t least, size_t most, const char* of) const;
   Global global_at(NodeId id) const;

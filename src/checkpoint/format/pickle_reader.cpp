@@ -63,7 +63,7 @@ class PickleReader {
   void push_bool(bool value) { tree_.nodes[machine_.push_new(NodeKind::kBool)].integer = value ? 1 : 0; }
 
   void push_real() {
-    const uint64_t bits = __builtin_bswap64(number<uint64_t>());  // big-endian, the only such thing in a pickle
+    const uint64_t bits = __builtin_bswap64(number<uint64_t>());  // big-endian, the only such number in a pickle
     tree_.nodes[machine_.push_new(NodeKind::kReal)].real = std::bit_cast<double>(bits);
   }
 
@@ -82,7 +82,7 @@ class PickleReader {
     const NodeId name = machine_.pop(), module = machine_.pop();
     if (tree_[name].kind != NodeKind::kText || tree_[module].kind != NodeKind::kText)
       throw RefusedInput("a global has no name");
-    // The strings may move when nodes are made; the pickle they point into does not.
+    // The strings may move when nodes are made; the pickle that they point into does not.
     machine_.global(tree_[module].text, tree_[name].text);
   }
 
@@ -91,7 +91,7 @@ class PickleReader {
       throw RefusedInput("its protocol is " + std::to_string(protocol) + "; only 2 to 5 are supported");
   }
 
-  /// Does what the next opcode says. False at the end.
+  /// Executes the next opcode. Returns false at the end.
   bool step() {
     start_ = at_;
     const char opcode = take(1)[0];
@@ -102,7 +102,7 @@ class PickleReader {
         return true;
       case '\x95':
         number<uint64_t>();
-        return true;  // FRAME: how much follows
+        return true;  // FRAME: the number of bytes that follow
       case 'c': {
         const std::string_view module = line(), name = line();
         machine_.global(module, name);
@@ -276,7 +276,7 @@ void read_pickle(PickleTree& tree) {
   if (tree.pickle.size() > kMaxPickleBytes)
     throw RefusedInput("its pickle has " + std::to_string(tree.pickle.size()) + " bytes; more than " +
                        std::to_string(kMaxPickleBytes) + " are not read");
-  // Unused memory is never touched, and growing would need the old and the new at once.
+  // Unused memory is never touched, and growing would need the old and the new memory at once.
   tree.nodes.reserve(std::min<size_t>(kMaxPickleNodes, tree.pickle.size() / 4));
   PickleReader(tree).read();
 }

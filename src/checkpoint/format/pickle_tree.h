@@ -26,10 +26,10 @@ enum class NodeKind : uint8_t {
   kSet,
   kDict,     ///< `items`: key, value, key, value ...
   kDtype,    ///< a torch.dtype; `text`: its name
-  kStorage,  ///< `integer`: its place in `storages`
-  kTensor,   ///< `integer`: its place in `tensors`
+  kStorage,  ///< `integer`: its index in `storages`
+  kTensor,   ///< `integer`: its index in `tensors`
   // Only while a tensor or a number is being made:
-  kGlobal,      ///< `integer`: which of the allowed ones
+  kGlobal,      ///< `integer`: the allowed global
   kNumpyDtype,  ///< `text`: such as "f8"
   kMark,
 };
@@ -44,7 +44,7 @@ struct Node {
   std::vector<NodeId> items;
 };
 
-/// The bytes in which tensors lie; several tensors may share them.
+/// The bytes that tensors occupy; several tensors may share them.
 struct PickledStorage {
   std::string key;  ///< the entry data/<key> of the archive
   uint64_t bytes;
@@ -52,7 +52,7 @@ struct PickledStorage {
 
 /// A strided view of a storage, checked to be within its bounds.
 struct PickledTensor {
-  uint32_t storage;  ///< its place in `storages`
+  uint32_t storage;  ///< its index in `storages`
   const Dtype* dtype;
   int64_t offset;         ///< in elements
   NodeId sizes, strides;  ///< tuples of non-negative integers, of equal length
@@ -61,11 +61,11 @@ struct PickledTensor {
   bool neg = false;   ///< the stored values are the negatives of the tensor's
 };
 
-/// The content of a pickle as data: nothing in it is ever executed. Nodes refer to each other by index, so whatever the
-/// file, freeing a tree takes no recursion and cycles leak nothing. A node may be reachable by several paths.
+/// The content of a pickle as data: nothing in it is ever executed. Nodes refer to each other by index, so for any
+/// file, freeing a tree needs no recursion and cycles leak nothing. A node may be reachable by several paths.
 struct PickleTree {
   explicit PickleTree(std::string pickle_) : pickle(std::move(pickle_)) {}
-  PickleTree(const PickleTree&) = delete;  // nodes look into `pickle`
+  PickleTree(const PickleTree&) = delete;  // nodes point into `pickle`
   PickleTree& operator=(const PickleTree&) = delete;
 
   const Node& operator[](NodeId id) const { return nodes[id]; }

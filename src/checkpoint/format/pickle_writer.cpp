@@ -75,7 +75,7 @@ void PickleWriter::tensor(const TensorRecord& tensor) {
   global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
   text_ += "((";
   for (const char* word : {"storage", "cpu"}) {
-    if (std::string_view(word) == "cpu") {  // between the two stand the type and the key
+    if (std::string_view(word) == "cpu") {  // the type and the key stand between the two
       if (typed)
         global("torch", tensor.dtype->storage);
       else
@@ -92,7 +92,7 @@ void PickleWriter::tensor(const TensorRecord& tensor) {
   integers(tensor.sizes);
   integers(tensor.strides);
   boolean(tensor.requires_grad);
-  global("collections", "OrderedDict");  // of backward hooks: none
+  global("collections", "OrderedDict");  // backward hooks: none
   text_ += ")R";
   if (!typed) global("torch", tensor.dtype->name);
   text_ += "tR";

@@ -37,7 +37,7 @@ class PickleWriter {
   void begin_tuple() { text_ += '('; }
   void end_tuple() { text_ += 't'; }
   void begin_dict() { text_ += "}("; }
-  /// Between: key, value, key, value ...
+  /// In between: key, value, key, value ...
   void end_dict() { text_ += 'u'; }
 
   /// The pickle of the single value written.

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "checkpoint/format/pickle_reader.h"
 
-// Source: what torch.save of PyTorch 2.13 writes, byte by byte; torch/serialization.py.
+// Source: the output of torch.save of PyTorch 2.13, byte by byte; torch/serialization.py.
 
 namespace lockstep {
 namespace {
@@ -75,8 +75,7 @@ class LeafWalk {
     walk(id, depth + 1);
     name_.resize(before);
   }
-  /// Everything that is copied counts: a short file may name the same long key over and over, with or without a leaf
-  /// below.
+  /// Everything copied counts: a short file may name the same long key over and over, with or without a leaf below it.
   static void count(uint64_t& sum, size_t bytes) {
     sum += bytes;
     if (sum > kMaxPickleBytes) throw RefusedInput("the names in it take too much memory");
@@ -101,12 +100,12 @@ class LeafWalk {
 
   const PickleTree& tree_;
   std::vector<Leaf>& leaves_;
-  std::string name_;  ///< of what is walked now
+  std::string name_;  ///< of the current subtree
   size_t visited_ = 0;
   uint64_t words_bytes_ = 0, names_bytes_ = 0;
 };
 
-/// A TorchScript archive: how it may have been written in either language, and what to do instead.
+/// Refuses a TorchScript archive, saying how either language may have written it, and what to do instead.
 [[noreturn]] void refuse_script_archive(const ByteSource& source, const ZipReader& zip, const std::string& folder) {
   // C++'s torch::save puts everything into objects of an empty class of this name.
   constexpr std::string_view kRootOfCpp = "__torch__\nModule\n";
@@ -155,7 +154,7 @@ PtWriter::PtWriter(ByteSink& sink, std::string name, const std::string& pickle, 
 
 void PtWriter::finish() {
   zip_.add(name_ + "/version", "3\n");
-  // PyTorch: a number that depends on the content, for logs.
+  // PyTorch writes a number that depends on the content, for logs.
   char id[41];
   std::snprintf(id, sizeof id, "%040llu", static_cast<unsigned long long>(zip_.combined_crc()));
   zip_.add(name_ + "/.data/serialization_id", id);

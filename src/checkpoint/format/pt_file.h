@@ -13,8 +13,8 @@
 
 namespace lockstep {
 
-/// An open .pt file: the content of its pickle, and the places of its storages. Every tensor lies within its storage
-/// and every storage within the file. Tensor data are read one storage at a time.
+/// An open .pt file: the content of its pickle, and the positions of its storages. Every tensor lies within its storage
+/// and every storage within the file. Tensor data is read one storage at a time.
 class PtFile {
  public:
   /// Throws Error naming the file. `source` outlives this.
@@ -23,7 +23,6 @@ class PtFile {
   const PickleTree& tree() const { return *tree_; }
   const ByteSource& source() const { return source_; }
   uint64_t storage_bytes(size_t storage) const { return tree_->storages[storage].bytes; }
-  /// The offset of a storage's bytes in the file.
   uint64_t storage_offset(size_t storage) const { return entries_[storage]->offset; }
   /// Copies the bytes of a storage; throws Error if their checksum is wrong.
   void read_storage(size_t storage, void* to) const { zip_.read(*entries_[storage], to); }
@@ -38,7 +37,7 @@ class PtFile {
 /// Writes a .pt file: the pickle first, then the storages in any order, then finish().
 class PtWriter {
  public:
-  /// `name` is the folder inside the archive: PyTorch takes the file's name without its ending.
+  /// `name` is the folder inside the archive; PyTorch uses the file's name without its extension.
   PtWriter(ByteSink& sink, std::string name, const std::string& pickle,
            ZipWriter::Checksums checksums = ZipWriter::Checksums::kAll);
   void begin_storage(const std::string& key, uint64_t bytes) { zip_.begin(name_ + "/data/" + key, bytes); }
@@ -54,22 +53,20 @@ class PtWriter {
 /// "net" for "runs/net.pt".
 std::string archive_name(const std::string& path);
 
-/// Visits the leaves of a tree, each with the keys that lead to it, joined by dots.
+/// A leaf of a tree, named by its keys, joined by dots.
 struct Leaf {
   std::string name;
   NodeId node;
 };
 
-/// All leaves: nodes that are neither list, tuple, set nor dictionary. A leaf that is reachable by several paths occurs
-/// several times. Throws Error, without a file name, for a tree that contains itself, is nested too deep, or becomes
-/// too large.
+/// All leaves: nodes that are neither list, tuple, set nor dictionary. A leaf reachable by several paths occurs several
+/// times. Throws Error, without a file name, for a tree that contains itself, is nested too deep, or becomes too large.
 std::vector<Leaf> leaves_of(const PickleTree& tree);
 
 /// Passes the tensor's elements to `take` in pieces, in order and without gaps, from the bytes of its storage.
 void for_each_run(const PickleTree& tree, const PickledTensor& tensor, const char* storage,
                   const std::function<void(const char*, uint64_t)>& take);
 
-/// The bytes of a tensor's elements.
 uint64_t bytes_of(const PickleTree& tree, const PickledTensor& tensor);
 
 }  // namespace lockstep

@@ -31,7 +31,7 @@ class SafetensorsFile {
   SafetensorsHeader header_;
 };
 
-/// The bytes before the tensors: the length and the header, for tensors stored consecutively in the order of `entries`.
+/// The bytes before the tensors, which are stored consecutively in the order of `entries`: the length and the header.
 /// Sets begin and end of each entry. Throws Error naming `path` for names that the format refuses.
 std::string safetensors_header(std::vector<TensorEntry>& entries, const std::map<std::string, std::string>& metadata,
                                const std::string& path);

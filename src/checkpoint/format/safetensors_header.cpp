@@ -13,8 +13,8 @@
 // bytes without gaps. The header maps names to {"dtype", "shape", "data_offsets": [begin, end]}, and "__metadata__" to
 // texts. Source: the format section of the safetensors documentation.
 //
-// A header may have 100 MB and millions of tensors, so it is never held as a whole, neither as a string nor as a tree:
-// the parser reads the file piece by piece, and each of its events goes into the current entry.
+// A header may have 100 MB and millions of tensors, so it is never held as a whole, neither as a string nor as a tree.
+// The parser reads the file piece by piece, and each of its events goes into the current entry.
 
 namespace lockstep {
 namespace {
@@ -45,7 +45,7 @@ class Characters {
     if (++at_ == chunk_.size()) fill();
   }
 
-  /// For the parser: an iterator; the end has no characters.
+  /// An iterator for the parser; the end has no characters.
   class Iterator {
    public:
     using iterator_category = std::input_iterator_tag;
@@ -92,7 +92,7 @@ class Characters {
   }
 
   const ByteSource& source_;
-  uint64_t next_;  ///< in the file, behind the chunk
+  uint64_t next_;  ///< in the file, after the chunk
   const uint64_t end_;
   std::string chunk_;
   size_t at_ = 0;
@@ -105,10 +105,10 @@ class Events : public nlohmann::json_sax<Json> {
  public:
   Events(SafetensorsHeader& header, uint64_t data_bytes) : header_(header), data_bytes_(data_bytes) {}
 
-  /// The reason why we stopped the parser; empty if we did not, so it stopped because the text is not JSON.
+  /// The reason why this class stopped the parser; empty if it did not, so that the text is not JSON.
   const std::string& stop() const { return stop_; }
   bool is_object() const { return is_object_; }
-  /// The first; empty: none.
+  /// The first problem; empty: none.
   const std::string& problem() const { return problem_; }
 
   bool key(std::string& name) override {
@@ -198,7 +198,7 @@ class Events : public nlohmann::json_sax<Json> {
     uint64_t offset[2] = {};
     size_t offset_count = 0;
   };
-  /// The object of depth 2 that is open.
+  /// The open object of depth 2.
   enum class Within : uint8_t { kNothing, kMetadata, kEntry };
 
   bool stop_because(const std::string& why) {
@@ -220,7 +220,7 @@ class Events : public nlohmann::json_sax<Json> {
     return true;
   }
 
-  /// A value that has no meaning where it is.
+  /// A value that has no meaning at its position.
   bool misplaced() {
     if (depth_ == 1 && is_metadata_) note(std::string(kMetadataName) + " in its header is not a JSON object");
     if (depth_ == 1 && !is_metadata_) note_lacking("dtype");
@@ -253,7 +253,7 @@ class Events : public nlohmann::json_sax<Json> {
     header_.entries.push_back(std::move(tensor));
   }
 
-  /// Empty where they are more than the file has.
+  /// Empty if they are more than the file has.
   std::optional<uint64_t> bytes_of(const TensorEntry& tensor) const {
     auto bytes = static_cast<int64_t>(tensor.dtype->bytes);
     bool too_many = false, empty = false;
@@ -273,11 +273,11 @@ class Events : public nlohmann::json_sax<Json> {
   bool is_object_ = false, is_metadata_ = false, has_metadata_ = false;
   bool in_numbers_ = false;  ///< the innermost open container is the array of `field_`
   Entry entry_;
-  Field* field_ = nullptr;  ///< the field of the entry that the current value belongs to
+  Field* field_ = nullptr;  ///< the entry's field to which the current value belongs
   std::string key_, stop_, problem_;
 };
 
-/// The tensors must lie one after the other, whatever the order of their names.
+/// The tensors must be consecutive, whatever the order of their names.
 void check_order(const ByteSource& source, const std::vector<TensorEntry>& entries, uint64_t data_bytes) {
   std::vector<uint32_t> order(entries.size());
   std::iota(order.begin(), order.end(), 0);
@@ -308,7 +308,7 @@ SafetensorsHeader read_safetensors_header(const ByteSource& source) {
                   "; it is truncated, or not a .safetensors file");
   SafetensorsHeader header;
   header.data = sizeof length + length;
-  // Unused memory is never touched, and growing would need the old and the new at once.
+  // Unused memory is never touched, and growing would need the old and the new memory at once.
   header.entries.reserve(length / kLeastEntryBytes);
   Characters characters(source, sizeof length, header.data);
   Events events(header, source.size() - header.data);

@@ -9,7 +9,6 @@
 
 namespace lockstep {
 
-/// The content of the header of a .safetensors file.
 struct SafetensorsHeader {
   std::vector<TensorEntry> entries;  ///< in the order of the header
   std::map<std::string, std::string> metadata;

@@ -25,7 +25,7 @@ T number(const char* bytes) {
   return value;
 }
 
-/// Replaces sizes that are all ones by those of the extra field of 64-bit sizes. False if one is missing there.
+/// Replaces sizes that are all ones by those of the extra field of 64-bit sizes. Returns false if one is missing there.
 bool widen(const char* extra, size_t bytes, std::initializer_list<uint64_t*> values) {
   const bool needed =
       std::any_of(values.begin(), values.end(), [](const uint64_t* value) { return *value == 0xffffffff; });
@@ -93,7 +93,7 @@ void ZipReader::read_directory(const Directory& directory) {
                    std::to_string(size));
   const std::string text = source_.read_text(directory.offset, directory.bytes);
   size_t at = 0;
-  std::vector<std::pair<uint64_t, size_t>> headers;  // where the local headers are, and of which entry
+  std::vector<std::pair<uint64_t, size_t>> headers;  // positions of the local headers, with their entries
   for (uint64_t i = 0; i < directory.count; ++i) {
     uint64_t header = 0;
     ZipEntry entry = read_record(text, at, header);

@@ -11,7 +11,7 @@ namespace lockstep {
 namespace {
 
 constexpr uint64_t kAlignment = 64;
-constexpr uint64_t kWriteChunk = 256 << 10;  // stays in the cache between the sink's look at it and its copy
+constexpr uint64_t kWriteChunk = 256 << 10;  // stays in the cache between the sink's hashing and its copy
 constexpr uint64_t kLarge = 1 << 20;         // worth a thread
 constexpr uint64_t kSmall = 0xffffffff;
 constexpr uint16_t kFlags = 0x0808;  // the checksum follows the bytes; names are UTF-8
@@ -26,7 +26,7 @@ uint32_t crc_of(uint32_t before, const unsigned char* bytes, uint64_t size) {
 /// Little-endian numbers, one after the other.
 class Record {
  public:
-  /// In memory that is used again and again: a file may have thousands of them.
+  /// In reused memory: a file may have thousands of records.
   explicit Record(std::string& bytes) : bytes_(bytes) { bytes_.clear(); }
   Record& u16(uint64_t value) { return number(value, 2); }
   Record& u32(uint64_t value) { return number(value, 4); }
@@ -87,10 +87,10 @@ void ZipWriter::append(const void* data, uint64_t size, bool with_checksum) {
   const uint32_t before = entries_.back().crc;
   std::future<uint32_t> sum;
   if (size >= kLarge) {
-    try {  // beside the writing, which takes about as long
+    try {  // concurrently with writing, which takes about as long
       sum = std::async(std::launch::async, [=] { return crc_of(before, bytes, size); });
     } catch (const std::system_error&) {
-      // The system gives no more threads.
+      // The system has no more threads.
     }
   }
   if (!sum.valid()) entries_.back().crc = crc_of(before, bytes, size);

@@ -10,8 +10,8 @@
 namespace lockstep {
 
 /// Writes a zip archive of stored entries as PyTorch does. The bytes of each entry start at a multiple of 64, so that a
-/// reader may map the file. Its checksum follows them, so that it is computed while they are written: for large pieces
-/// on another thread.
+/// reader may map the file. The checksum follows the bytes, so that it is computed while they are written, for large
+/// pieces on another thread.
 class ZipWriter {
  public:
   enum class Checksums {
@@ -43,7 +43,7 @@ class ZipWriter {
   ByteSink& sink_;
   const Checksums checksums_;
   std::vector<Entry> entries_;
-  std::string record_, extra_;  ///< being put together
+  std::string record_, extra_;  ///< being assembled
   uint64_t position_ = 0;
   uint64_t open_bytes_ = 0;  ///< bytes of the unfinished entry written so far
   uint64_t combined_ = 0;

@@ -21,16 +21,16 @@
 #include "checkpoint/memory/state_keys.h"
 
 // A state in memory is several .pt files: the state common to all ranks, and each rank's own (memory_tier.h). A
-// checkpoint on disk is one. This file converts the former to the latter without torch: pickles are read as trees and
-// rewritten, and the bytes of tensors are copied unchanged.
+// checkpoint on disk is one .pt file. This file converts the former to the latter without torch: pickles are read as
+// trees and rewritten, and the bytes of tensors are copied unchanged.
 
 namespace lockstep {
 namespace {
 
-constexpr uint64_t kPiece = 16 << 20;  // of what is copied at a time
+constexpr uint64_t kPiece = 16 << 20;  // copied at a time
 constexpr int kDeepest = 200;
 
-/// The launcher's own memory, when nobody else uses it.
+/// The launcher's own memory, when no other process uses it.
 class LeftMemory final : public SlotMemory {
  public:
   explicit LeftMemory(int fd) : fd_(fd) {}
@@ -56,7 +56,7 @@ class LeftMemory final : public SlotMemory {
   const int fd_;
 };
 
-/// A .pt file in memory, open.
+/// An open .pt file in memory.
 struct OpenImage {
   OpenImage(const std::string& name, const SlotMemory& memory, uint64_t offset, uint64_t bytes)
       : source(name, memory, offset, bytes), file(source) {}
@@ -71,7 +71,7 @@ bool has_name(const PickleTree& tree, NodeId key, std::string_view name) {
   return tree[key].kind == NodeKind::kText && tree[key].text == name;
 }
 
-/// Null: the dictionary has no such key.
+/// Null if the dictionary has no such key.
 const Node* find(const PickleTree& tree, const Node& dict, std::string_view name) {
   if (dict.kind != NodeKind::kDict) return nullptr;
   for (size_t i = 0; i + 1 < dict.items.size(); i += 2)
@@ -85,7 +85,8 @@ const Node& entry(const PickleTree& tree, const Node& dict, std::string_view nam
   return *found;
 }
 
-/// A new .pt file of values that lie in others. They outlive this.
+/// A new .pt file of values that lie in other files.
+/// REQUIRES: the other files outlive it.
 class Collector {
  public:
   PickleWriter& pickle() { return pickle_; }
@@ -96,7 +97,7 @@ class Collector {
 
  private:
   struct Storage {
-    const OpenImage* from;  ///< null: `bytes` are here
+    const OpenImage* from;  ///< null: the bytes are in `bytes`
     size_t number;
     std::string bytes;
     uint64_t size() const { return from != nullptr ? from->file.storage_bytes(number) : bytes.size(); }
@@ -210,7 +211,7 @@ void add_items(Collector& collector, const OpenImage& from, const Node& dict, co
   }
 }
 
-/// The parts that have one state: where rank 0 has more of one than the ranks have in common, that comes behind it.
+/// Adds the parts with one state; parts of which rank 0 has more than the ranks' common state follow.
 void add_parts(Collector& collector, const OpenImage& common, const OpenImage& of_rank_zero) {
   const PickleTree& tree = common.tree();
   const Node &parts = common.root(), &rest = entry(of_rank_zero.tree(), of_rank_zero.root(), kRankZeroKey);
@@ -261,7 +262,7 @@ class State {
   std::deque<OpenImage> images_;
 };
 
-/// Empty: it cannot be read, and `problem` says why.
+/// Empty if it cannot be read; `problem` then says why.
 std::optional<State> open_state(const SlotMemory& memory, const WholeSlot& slot, std::string& problem) {
   try {
     return std::optional<State>(std::in_place, memory, slot);
@@ -271,10 +272,10 @@ std::optional<State> open_state(const SlotMemory& memory, const WholeSlot& slot,
   }
 }
 
-/// Agents of machines that share a file system, and that have lost their coordinator, come at once: one writes.
+/// Agents of machines that share a file system and have lost their coordinator arrive at once; one writes.
 constexpr std::chrono::seconds kOthersSave(20);
 
-/// Whether a checkpoint is there that is as new.
+/// Whether the folder has a checkpoint that is as new.
 bool is_kept_in(const CheckpointFolder& folder, KeptState& kept) {
   const auto there = folder.list();
   if (there.empty() || there.front().step < kept.step) return false;
@@ -283,7 +284,7 @@ bool is_kept_in(const CheckpointFolder& folder, KeptState& kept) {
   return true;
 }
 
-/// False: `problem` says why.
+/// Returns false if it fails; `problem` then says why.
 bool keep_in(const std::string& path, const State& state, KeptState& kept) {
   try {
     CheckpointFolder folder(path);

@@ -7,14 +7,14 @@ namespace lockstep {
 
 /// The fate of the newest state in a launcher's memory at the end of its run.
 struct KeptState {
-  int64_t step = -1;  ///< of that state; -1: there is none
-  std::string path;   ///< of the checkpoint that holds it, or of a newer one; empty: there is none
+  int64_t step = -1;  ///< of that state; -1: none
+  std::string path;   ///< of the checkpoint with that state or a newer one; empty: none
   int64_t path_step = 0;
   bool written = false;  ///< by this call; otherwise that checkpoint existed
-  std::string problem;   ///< why it is not in the folder where it belongs; may be empty
+  std::string problem;   ///< the reason why it is not in its proper folder; may be empty
 };
 
-/// The step of the newest whole state in the memory of this descriptor (StateMemory); -1: there is none.
+/// The step of the newest whole state in the memory of this descriptor (StateMemory); -1: none.
 int64_t newest_step_in_memory(int memory);
 
 /// Writes the newest whole state in memory as a checkpoint that Checkpointer::resume() reads, in the folder of the

@@ -22,7 +22,7 @@ namespace {
 
 constexpr uint64_t kStatePage = 4096;
 constexpr uint64_t kWorthStreaming = 16 << 10;
-constexpr std::chrono::milliseconds kForHugePages(500);  // of a window, once: about as long as 256 MiB take
+constexpr std::chrono::milliseconds kForHugePages(500);  // for one window, once: about as long as 256 MiB take
 
 std::string mebibytes(uint64_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
 

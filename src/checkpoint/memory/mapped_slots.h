@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-/// The launcher's memory as mapped by a rank. Records are mapped at once, data when the rank is going to write them;
-/// data read after a restart are copied out. A child of fork() has no mapping.
+/// The launcher's memory as mapped by a rank. Records are mapped at once, data when the rank is about to write it; data
+/// read after a restart is copied out. A child of fork() has no mapping.
 class MappedSlots final : public SlotMemory {
  public:
   /// `fd` is the inherited descriptor of StateMemory. It stays open, and is not inherited further. Throws Error.
@@ -26,8 +26,8 @@ class MappedSlots final : public SlotMemory {
 
   /// The areas that this rank writes: its range and its own state, in both slots.
   enum Window { kCommon0, kCommon1, kOwn0, kOwn1, kWindows };
-  /// Commits and maps [offset, offset + bytes) as the window. Throws LimitError with the required and available bytes;
-  /// then the window is unmapped, and its former contents stay.
+  /// Commits and maps [offset, offset + bytes) as the window. Throws LimitError with the required and available bytes,
+  /// leaving the window unmapped and its former contents unchanged.
   void open_window(Window window, uint64_t offset, uint64_t bytes);
 
   /// Bytes committed by all ranks together.

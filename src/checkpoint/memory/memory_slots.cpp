@@ -10,9 +10,9 @@
 namespace lockstep {
 namespace {
 
-/// A record, word by word. `check` is a hash of the others, so that memory in which something else lies is no record.
+/// A record, word by word. `check` is a hash of the others, which distinguishes a record from other data.
 struct SlotRecord {
-  uint64_t sequence = 0;  ///< 0: being written, or never was
+  uint64_t sequence = 0;  ///< 0: being written, or never written
   uint64_t step = 0, owner = 0, layout = 0, common_bytes = 0, own_bytes = 0, world_size = 0;
 
   static constexpr int kWords = 8;
@@ -75,7 +75,7 @@ std::vector<WholeSlot> whole_slots(const SlotMemory& memory) {
 
 namespace {
 
-/// In front of the folder's characters. `check` is a hash of the others and of them.
+/// Precedes the folder's characters. `check` is a hash of the other words and the characters.
 struct Place {
   uint64_t owner = 0, size = 0, check = 0;
 };
@@ -108,7 +108,7 @@ std::string place_of(const SlotMemory& memory, uint64_t owner) {
 SlotTurn first_turn(const SlotMemory& memory) {
   const auto whole = whole_slots(memory);
   SlotTurn turn{.slot = whole.empty() ? 0 : 1 - whole.front().slot, .sequence = 1};
-  // Above every number in use, also by a save that did not end: its records must not complete a later one.
+  // Above every number in use, including a save that did not end: its records must not complete a later save.
   for (const int slot : {0, 1})
     for (int rank = 0; rank < StateMemory::kMaxRanks; ++rank)
       turn.sequence = std::max(turn.sequence, memory.load(word_of(slot, rank, 0)) + 1);
@@ -126,8 +126,8 @@ int SlotWriter::unfinished_rank() const {
 
 void SlotWriter::begin() {
   memory_.store(word_of(turn_.slot, rank_, 0), 0);
-  // The writes that follow overwrite a state whose record now says that it is being written. The record must be visible
-  // first, for which a release does not suffice; and on x86-64, stores that bypass the caches wait for nothing less.
+  // The following writes overwrite a state whose record now says that it is being written. The record must be visible
+  // first, for which a release does not suffice; on x86-64, stores that bypass the caches need this, too.
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 

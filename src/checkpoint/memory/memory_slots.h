@@ -12,8 +12,8 @@ namespace lockstep {
 // Checkpoints in memory: a protocol by which ranks that may die at any instruction always leave one whole state.
 //
 // There are two slots. A save goes into the one that does not hold the newest state. State common to all ranks is one
-// image, of which each rank writes a range; behind it lies each rank's own state. Every rank has a record in each slot.
-// A rank saves in this order:
+// image, of which each rank writes a range; each rank's own state follows it. Every rank has a record in each slot. A
+// rank saves in this order:
 //
 //   1. it waits until all ranks' records show that the previous save, in the other slot, is done;
 //   2. it sets its record's sequence to 0: from now on this slot is not whole;
@@ -21,7 +21,7 @@ namespace lockstep {
 //   4. it writes its record, and last the record's sequence.
 //
 // A slot is whole if the records of all its ranks are equal, sequence included. Because of 1, a rank begins to destroy
-// a slot only when the other is whole; because of 3 and 4, a slot is whole only when all its data are written. Each
+// a slot only when the other is whole; because of 3 and 4, a slot is whole only when all its data is written. Each
 // record, range and own state has a single writer, so no locks are needed. In data-parallel training ranks hardly ever
 // wait: a rank that has passed the next all_reduce knows that the others have saved.
 //
@@ -52,15 +52,14 @@ struct SlotTurn {
   uint64_t sequence = 1;
 };
 
-/// The slot, if it is whole.
 std::optional<WholeSlot> whole_slot(const SlotMemory& memory, int slot);
 /// All whole slots, newest first.
 std::vector<WholeSlot> whole_slots(const SlotMemory& memory);
-/// Records the place on disk of `owner`'s states: the absolute path of a folder of checkpoints. A path that is too long
-/// is not recorded.
+/// Records the absolute path of the folder on disk for the checkpoints of `owner`. A path that is too long is not
+/// recorded.
 /// REQUIRES: one rank per machine calls it, before the first save of a start.
 void note_place(SlotMemory& memory, uint64_t owner, const std::string& folder);
-/// The place noted for this owner; empty if none.
+/// The folder recorded for this owner; empty if none.
 std::string place_of(const SlotMemory& memory, uint64_t owner);
 /// The turn of the first save after a start of the ranks.
 /// REQUIRES: one rank calls it while none saves, and tells the others.
@@ -72,7 +71,7 @@ class SlotWriter {
   SlotWriter(SlotMemory& memory, int rank, int world_size, SlotTurn first)
       : memory_(memory), rank_(rank), world_size_(world_size), turn_(first) {}
 
-  /// A rank whose part of the last save is unfinished; -1 if there is none, and begin() may be called.
+  /// A rank whose part of the last save is unfinished; -1 if none, and begin() may be called.
   int unfinished_rank() const;
 
   /// Begins a save: the slot is no longer whole.

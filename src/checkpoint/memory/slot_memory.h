@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-/// The launcher's memory as seen by a rank. Places are offsets in it (base/state_memory.h).
+/// The launcher's memory as seen by a rank. Positions are offsets in it (base/state_memory.h).
 class SlotMemory {
  public:
   SlotMemory() = default;

@@ -8,7 +8,8 @@
 
 namespace lockstep {
 
-/// A piece of the launcher's memory as a source for file readers. The memory outlives this.
+/// A piece of the launcher's memory as a source for file readers.
+/// REQUIRES: the memory outlives it.
 class SlotSource : public ByteSource {
  public:
   SlotSource(std::string name, const SlotMemory& memory, uint64_t offset, uint64_t bytes)

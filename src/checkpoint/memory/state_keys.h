@@ -2,10 +2,10 @@
 
 namespace lockstep {
 
-/// Each rank's own state: in a file, a list of .pt files in uint8 tensors; in memory, an entry of each rank's own
-/// state.
+/// The key of each rank's own state: in a file, a list of .pt files in uint8 tensors; in memory, an entry of each
+/// rank's own state.
 constexpr const char* kRanksKey = "ranks";
-/// State taken from rank 0 alone: in memory, in rank 0's own state; in a file, with the rest of the part.
+/// The key of state taken from rank 0 alone: in memory, in rank 0's own state; in a file, with the rest of the part.
 constexpr const char* kRankZeroKey = "rank_zero";
 
 }  // namespace lockstep

@@ -11,7 +11,7 @@
 namespace lockstep::gloo_engine {
 namespace {
 
-/// What arrives within one wait; a launcher hears of each.
+/// Received within one wait; a launcher sees progress at each.
 constexpr int64_t kGatheredAtOnce = int64_t{4} << 20;
 
 }  // namespace

@@ -7,9 +7,9 @@
 
 namespace lockstep::gloo_engine {
 
-/// Blocks SIGPIPE in this thread for its lifetime, and in the threads that are started meanwhile for good. Gloo writes
-/// to connections whose peer may be gone; the signal would end the process before the write could fail with EPIPE,
-/// which becomes an Error. The program's own handling of the signal stays as it is.
+/// Blocks SIGPIPE in this thread for its lifetime, and permanently in the threads started meanwhile. Gloo writes to
+/// connections whose peer may be gone; the signal would end the process before the write could fail with EPIPE, which
+/// becomes an Error. The program's own handling of the signal is unchanged.
 class BlockedSigpipe {
  public:
   BlockedSigpipe() {

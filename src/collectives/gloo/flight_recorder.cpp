@@ -142,7 +142,7 @@ std::string FlightRecorder::departure(const Dumps& dumps, const Entry& entry) co
                                                     : "the last operation it entered was operation " +
                                                           std::to_string(dump->now.number) + ", " + dump->now.shown()) +
                              ". All ranks must call the same operations.";
-    // The launcher knows the ranks of a subgroup by other numbers.
+    // The launcher numbers the ranks of a subgroup differently.
     const RankBoard* board = launchers_board();
     own_page().fail(RankFailure::kPeer, board != nullptr && board->world_size() == world_size_ ? rank : -1, text);
     return text;
@@ -155,7 +155,7 @@ void FlightRecorder::leave_word() {
   try {
     store_->set(key(rank_), own_dump(history_.empty() ? Entry{} : history_.back(), Dump::State::kLeft).packed());
   } catch (const std::exception&) {
-    // The store has gone, and with it whoever would read this.
+    // The store is gone, and with it every reader.
   }
 }
 
@@ -169,7 +169,7 @@ std::string FlightRecorder::compare(const Entry& entry) {
   Dumps dumps;
   exchange(own_dump(entry, Dump::State::kWaits), dumps);
   if (mismatch(dumps).empty()) return departure(dumps, entry);
-  // The others find the same mismatch when they next look; then all of them can be named.
+  // The others find the same mismatch at their next look; then all of them can be named.
   return after_failure(entry, std::chrono::milliseconds(500));
 }
 

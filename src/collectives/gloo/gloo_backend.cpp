@@ -29,20 +29,20 @@
 #include "collectives/typed_message.h"
 
 // Gloo itself compares nothing: ranks that call different collectives take each other's data, or wait until the
-// timeout. Here each collective has a tag of its own, so that messages of different collectives never match. When one
-// makes no progress, and only then, the ranks tell each other through the store what they called (FlightRecorder). An
-// exchange for every collective would double the time of a small one.
+// timeout. Here each collective has its own tag, so that messages of different collectives never match. Only when one
+// makes no progress, the ranks tell each other through the store what they called (FlightRecorder). An exchange for
+// every collective would double the time of a small one.
 
 namespace lockstep::gloo_engine {
 namespace {
 
 using c10d::ReduceOp;
 
-/// The bit of a tag by which messages of collectives differ from those of the program.
+/// The tag bit that separates messages of collectives from the program's.
 constexpr int kCollectiveTag = 1 << 30;
 
-/// A collective of our own, on one of Gloo's threads: these take the collectives of a group in order, as on every rank,
-/// so the oldest one always makes progress.
+/// A collective of our own, on one of Gloo's threads. These take a group's collectives in order, as on every rank, so
+/// the oldest one always makes progress.
 class MessagesWork final : public c10d::ProcessGroupGloo::AsyncWork {
  public:
   MessagesWork(std::shared_ptr<gloo::Context> context, c10d::OpType type, uint64_t sequence,
@@ -71,7 +71,7 @@ shm::ReduceFunction kernel_for(const at::Tensor& operand, const ReduceOp& op, in
   return kernel;
 }
 
-/// What the ranks must agree on. `count` of these elements are one rank's block.
+/// The text on which the ranks must agree. `count` elements are one rank's block.
 std::string text_of(shm::Call call, const at::Tensor& operand, int64_t count) {
   call.type = to_moved(operand.scalar_type());
   call.count = static_cast<size_t>(count) * (operand.element_size() / shm::element_bytes(call.type));
@@ -237,7 +237,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible, p
     });
   }
 
-  /// The engine waits in its destructor for what is in its queue, and what is derived from it has gone by then.
+  /// The engine's destructor waits for its queue, and derived objects are gone by then.
   Messages messages(int tag) {
     const auto tag_of = [tag](Stage stage) {
       constexpr int kStageTag = kCollectiveTag >> 1;
@@ -263,7 +263,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible, p
   const std::shared_ptr<FlightRecorder> recorder_;
   const std::shared_ptr<MessageWatch> messages_;
   const std::shared_ptr<std::atomic<int64_t>> sent_ = std::make_shared<std::atomic<int64_t>>(0);
-  /// Held while anything is started: the engine's counters are for one thread, and its threads start messages, too.
+  /// Held while anything is started: the engine's counters allow one thread, and its threads start messages, too.
   const std::shared_ptr<Mutex> starting_ = std::make_shared<Mutex>();
 };
 
@@ -280,7 +280,8 @@ std::vector<Connection> to_connections(const std::string& text) {
   return connections;
 }
 
-/// Shuts out who is no rank, once all ranks are connected. All ranks call.
+/// Disconnects strangers once all ranks are connected.
+/// REQUIRES: all ranks call it.
 void close_port(const DataPort& port, const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                 std::chrono::milliseconds timeout) {
   const auto tell_all =

@@ -10,17 +10,18 @@
 namespace lockstep::gloo_engine {
 
 /// LibTorch's Gloo over TCP, plus what it lacks: reductions in the order of shared memory, in every dtype, and errors
-/// that name the ranks that called something else. Connects all ranks of the group; every rank must call. `address` is
-/// the local address to bind to, never a wildcard.
+/// that name the ranks whose calls differ. Connects all ranks of the group. `address` is the local address to bind to,
+/// never a wildcard.
+/// REQUIRES: every rank calls it.
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                const std::string& address, std::chrono::milliseconds timeout);
 
-/// LibTorch's Gloo alone, to compare with: as every user of c10d gets it.
+/// LibTorch's Gloo alone, as every user of c10d gets it, for comparison.
 c10::intrusive_ptr<c10d::Backend> make_plain_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                      int world_size, const std::string& address,
                                                      std::chrono::milliseconds timeout);
 
-/// What this rank's reductions and all_gathers have sent over a backend of make_backend() so far.
+/// The bytes that this rank's reductions and all_gathers have sent over a backend of make_backend() so far.
 int64_t bytes_sent(const c10d::Backend& backend);
 
 }  // namespace lockstep::gloo_engine

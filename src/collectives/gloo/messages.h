@@ -12,12 +12,12 @@ namespace lockstep::gloo_engine {
 enum class Stage { kOperands, kResults };
 using Post = std::function<c10::intrusive_ptr<c10d::Work>(const at::Tensor& bytes, int peer, Stage stage)>;
 
-/// What the ranks of one collective send each other.
+/// How the ranks of one collective send to each other.
 struct Messages {
   Post send, receive;
 };
 
-/// A program's tags have so many bits; six more tell a message's parts apart, by size (typed_message.h).
+/// The number of bits of a program's tag. Six more distinguish a message's parts by size (typed_message.h).
 inline constexpr int kTagBits = 24;
 
 inline int part_tag(int tag, int part) {

@@ -8,16 +8,16 @@
 #include "collectives/operand.h"
 #include "rank_page/rank_board.h"
 
-// Small operands go to everybody who wants the result, whole: one exchange. Of larger ones rank r sums slice r, as in
-// shared memory: it receives the others' slices, and sends them the sum, which is as many bytes as a ring sends.
+// Small operands go whole to every rank that needs the result, in one exchange. For larger ones rank r sums slice r, as
+// in shared memory: it receives the others' slices, and sends them the sum. That is as many bytes as a ring sends.
 //
-// A slice travels in pieces. All pieces are sent at once, and wait at the sender until the receiver asks for them; it
-// asks for the next few while it adds the last. A sum is sent as soon as it is there. So a rank needs memory for a few
-// pieces of each peer, and adding and sending overlap.
+// A slice is sent in pieces. All sends are posted at once, and wait at the sender until the receiver requests them; it
+// requests the next few while it adds the last. A sum is sent as soon as it is complete. So a rank needs memory for a
+// few pieces of each peer, and adding and sending overlap.
 //
-// A slice of the result may arrive before this rank has noticed that its operand was sent, and overwrites that: whoever
-// sends the sum has received the operand. A rank that sends all of its operand to others and adds in place waits until
-// it was sent.
+// A slice of the result may arrive before this rank has noticed that its operand was sent, and overwrite it: the sender
+// of the sum has received the operand. A rank that sends its whole operand to others and adds in place waits until it
+// was sent.
 
 namespace lockstep::gloo_engine {
 namespace {
@@ -26,9 +26,9 @@ using Kind = TreeReduction::Kind;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 constexpr int64_t kPieceBytes = 1 << 20;
-/// Pieces of each peer that are asked for at a time.
+/// Pieces of each peer that are requested at a time.
 constexpr int64_t kAhead = 4;
-/// Whole operands go to everybody where a rank then receives up to so many bytes: measured (bench/all_reduce).
+/// Operands are sent whole if a rank then receives up to this many bytes. Measured (bench/all_reduce).
 constexpr int64_t kDirectBytes = 1 << 20;
 
 struct Range {
@@ -78,12 +78,12 @@ class Run {
   }
 
  private:
-  /// What rank `rank` sums, in the operands.
+  /// The part of the operands that rank `rank` sums.
   Range summed_by(int rank) const {
     const int64_t all = bytes_of(task_.input), size = task_.world_size;
     if (task_.kind == Kind::kReduceScatter) return {all / size * rank, all / size * (rank + 1)};
     if (direct_) return {0, task_.kind == Kind::kAllReduce || rank == task_.root ? all : 0};
-    // Whole elements of any dtype, and whole lines of the cache.
+    // Whole elements of any dtype, and whole cache lines.
     const int64_t slice = ((all + size - 1) / size + 63) / 64 * 64;
     return {std::min(all, slice * rank), std::min(all, slice * (rank + 1))};
   }
@@ -91,13 +91,13 @@ class Run {
   bool wants_result(int rank) const { return task_.kind == Kind::kAllReduce || rank == task_.root; }
   bool exchanges_results() const { return !direct_ && task_.kind != Kind::kReduceScatter; }
 
-  /// Every other rank, each rank beginning with another.
+  /// Visits every other rank; each rank begins with a different one.
   template <typename Use>
   void for_peers(const Use& use) const {
     for (int i = 1; i < task_.world_size; ++i) use((task_.rank + i) % task_.world_size);
   }
 
-  /// Where that piece of that rank's operand lies.
+  /// The place of that piece of that rank's operand.
   at::Tensor operand(int rank, int64_t piece) const {
     const Range range = mine_.piece(piece);
     if (rank == task_.rank) return range.of(input_);
@@ -156,7 +156,7 @@ class Run {
     });
   }
 
-  /// This thread's memory for what it receives.
+  /// This thread's memory for received data.
   static at::Tensor staging(int64_t bytes) {
     thread_local at::Tensor memory;
     if (!memory.defined() || memory.numel() < bytes) memory = at::empty({bytes}, at::kByte);
@@ -167,7 +167,7 @@ class Run {
   const Messages& messages_;
   const at::Tensor input_, output_;  ///< their bytes
   const bool direct_;
-  const Range mine_;                            ///< what this rank sums, in the operands
+  const Range mine_;                            ///< the part of the operands that this rank sums
   std::vector<std::vector<WorkPtr>> receives_;  ///< of operands, by piece modulo kAhead
   std::vector<std::vector<WorkPtr>> sends_;     ///< of operands, by piece
   std::vector<WorkPtr> results_;

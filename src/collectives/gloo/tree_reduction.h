@@ -7,7 +7,7 @@
 
 namespace lockstep::gloo_engine {
 
-/// A reduction whose ranks add by the kernels of shared memory, in the order of the same tree: the same bits.
+/// A reduction whose ranks add with the kernels and the tree of shared memory, for the same bits.
 struct TreeReduction {
   enum class Kind { kAllReduce, kReduce, kReduceScatter };
 
@@ -15,8 +15,8 @@ struct TreeReduction {
   int rank = 0, world_size = 0;
   int root = 0;  ///< kReduce
   shm::ReduceFunction kernel = nullptr;
-  at::Tensor input;   ///< contiguous; the other ranks' tensors of a kReduce are overwritten
-  at::Tensor output;  ///< `input` itself but for kReduceScatter
+  at::Tensor input;   ///< contiguous; in kReduce the other ranks' tensors are overwritten
+  at::Tensor output;  ///< `input` itself, except for kReduceScatter
 };
 
 /// Returns when this rank's part is done; throws what a message's wait() throws.

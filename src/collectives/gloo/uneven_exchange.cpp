@@ -15,7 +15,7 @@
 namespace lockstep::gloo_engine {
 namespace {
 
-/// What arrives within one wait; a launcher hears of each.
+/// Received within one wait; a launcher sees progress at each.
 constexpr int64_t kMovedAtOnce = int64_t{4} << 20;
 
 std::vector<int64_t> bytes_of_splits(const at::Tensor& tensor, const std::vector<int64_t>& splits, int world_size) {

@@ -9,15 +9,15 @@
 
 namespace lockstep::gloo_engine {
 
-/// An all_to_all whose ranks give splits. Gloo's own takes any split for what was sent: it writes past what a rank
-/// expects, waits, or ends the process.
+/// An all_to_all whose ranks give splits. Gloo's own believes any split: it writes past the memory that a rank expects
+/// to fill, waits, or ends the process.
 struct UnevenExchange {
   int rank = 0, world_size = 0;
   at::Tensor input, output;             ///< bytes, [all]
   std::vector<int64_t> sent, received;  ///< bytes for and from each rank
   size_t element_bytes = 1;             ///< for messages
 
-  /// Both tensors are contiguous; empty splits share the rows out evenly.
+  /// Both tensors are contiguous. Empty splits divide the rows evenly.
   static UnevenExchange of(const at::Tensor& output, const std::vector<int64_t>& output_splits, const at::Tensor& input,
                            const std::vector<int64_t>& input_splits, int rank, int world_size);
 };

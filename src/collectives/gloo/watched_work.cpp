@@ -13,8 +13,7 @@
 namespace lockstep::gloo_engine {
 namespace {
 
-/// Never destroys an engine that has operations which will never be done: its destructor would wait until they time
-/// out.
+/// Never destroys an engine with operations that will never complete: its destructor would wait until they time out.
 void leak(c10::intrusive_ptr<c10d::Backend> engine) {
   static auto* const left = new std::vector<c10::intrusive_ptr<c10d::Backend>>;
   left->push_back(std::move(engine));
@@ -27,7 +26,7 @@ bool WatchedWork::wait(std::chrono::milliseconds timeout) {
   const auto started = Clock::now();
   std::optional<MessageWatch::CollectiveWait> waiting;
   if (!inner_->isCompleted()) waiting.emplace(*messages_, entry_.number, entry_.text);
-  // By the first check nearly every rank that is merely late has come.
+  // Nearly every rank that is merely late has arrived by the first check.
   auto pause = kFirstCheck;
   for (auto next = started + pause; !is_done_within(kFirstCheck, started);) {
     messages_->start_thread();
@@ -57,7 +56,7 @@ bool WatchedWork::is_done_within(std::chrono::milliseconds pause, Clock::time_po
                                     std::chrono::milliseconds(250), std::chrono::milliseconds(2000));
     std::string text = recorder_->interruption();
     if (text.empty()) text = recorder_->explain(cause_of(cause), entry_, timeout);
-    // Whoever ends a group on all ranks may have come to another one first, which has left.
+    // A rank that ends a group on all ranks may have reached first another rank, which has left.
     if (const std::string why = recorder_->interruption(); !why.empty()) text = why;
     throw Error(text);
   }

@@ -120,7 +120,7 @@ void Engine::carry_out(const shm::Request& request, std::chrono::milliseconds ti
   const OperationLabel label(entry.purpose);  // for the ranks of this machine
   const auto started = Clock::now();
   std::string cause;
-  bool is_late = false;  // and nobody has said so yet
+  bool is_late = false;  // and no rank has reported it yet
   std::exception_ptr interruption;
   try {
     Operation(equipment_, request, tag, timeout).run();
@@ -154,11 +154,11 @@ std::string Engine::explain(const std::string& cause, const gloo_engine::Entry& 
   if (text.empty()) {
     text = interruption_ ? cause : recorder_.explain(cause, entry, kPatience);
     if (is_late) text += timeout_hint;
-    // A rank that ends a group on all ranks may have reached another one first, which has left.
+    // A rank that ends a group on all ranks may have reached first another rank, which has left.
     const MutexLock lock(ended_mutex_);
     if (!ended_because_.empty() && !interruption_) text = ended_because_;
   }
-  // Before the core is told, which would count it as this rank's own fault.
+  // Before the core is told, which would count it as this rank's own failure.
   own_page().fail(is_late ? RankFailure::kMissing : RankFailure::kPeer, -1, text);
   if (shared() != nullptr) shared()->core().abort(mismatch_.empty() ? cause : mismatch_);
   return text;

@@ -16,9 +16,9 @@
 #include "collectives/shm/backend/make_backend.h"
 
 // Every operation becomes a Job of the group's Runner. As with Gloo, ranks compare their calls through the store
-// (FlightRecorder) only when an operation makes no progress; within a machine they compare at every meeting, which
-// costs nothing. When an operation fails on a rank, the rank ends the group for its machine and closes its connections,
-// so that all others fail at once instead of waiting. Then the ranks tell each other where they are.
+// (FlightRecorder) only when an operation makes no progress; within a machine they compare at every meeting, at no
+// cost. When an operation fails on a rank, the rank ends the group for its machine and closes its connections, so that
+// all others fail at once instead of waiting. Then the ranks tell each other their positions.
 
 namespace lockstep::hierarchical_engine {
 
@@ -39,7 +39,8 @@ class Engine {
   /// Queues an operation. `at_once`: the caller waits for it.
   JobPtr start(shm::Request request, std::chrono::milliseconds timeout, bool at_once,
                std::function<void()> then = nullptr, std::function<void(const std::exception_ptr&)> at_end = nullptr);
-  /// Throws if this thread must not communicate. A callback may, on any thread: other threads move its messages.
+  /// Throws if this thread must not communicate. A callback may, on any thread, because other threads move its
+  /// messages.
   void require(const char* operation) const {
     if (progress() != nullptr && !Runner::is_calling_back()) progress()->require(operation);
   }
@@ -51,12 +52,11 @@ class Engine {
   void rethrow_error_of(const JobPtr& job);
 
   /// Whether communicating threads may wait in shared memory. They may not if one thread moves the messages of all
-  /// groups, because the rank that it waits for may be waiting for those messages.
+  /// groups, because the rank that it waits for may need those messages.
   bool may_wait_in_memory() const { return progress() == nullptr || !progress()->is_up_to_this_thread(); }
 
-  /// This rank has finished its part in all operations.
+  /// Called when this rank has finished its part in all operations.
   void leave();
-  /// Ends the group on every rank.
   void abort(const std::string& why);
   /// Ends the group on every rank. Later operations fail with `why`, even if another rank's end was noticed first.
   void interrupt(const std::string& why);
@@ -65,7 +65,7 @@ class Engine {
   Progress* progress() const { return equipment_.links.carrier().progress(); }
   void carry_out(const shm::Request& request, std::chrono::milliseconds timeout, const gloo_engine::Entry& entry,
                  uint32_t tag);
-  /// Ends the group here and for ranks that wait for this one. Returns an explanation.
+  /// Ends the group on this rank and on ranks that wait for it. Returns an explanation.
   std::string explain(const std::string& cause, const gloo_engine::Entry& entry, bool is_late)
       LOCKSTEP_REQUIRES(mutex_);
   /// Ends the group because ranks wait for each other's messages.

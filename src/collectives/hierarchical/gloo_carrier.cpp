@@ -15,11 +15,11 @@ c10::intrusive_ptr<c10d::Work> GlooCarrier::receive(const at::Tensor& bytes, int
 }
 
 void GlooCarrier::break_off(int some_peer) {
-  // Gloo closes all connections of a group when a wait of one has timed out; it has no other way to ask for that.
+  // Gloo closes all connections of a group when one of its waits has timed out; there is no other way to request that.
   try {
     receive(at::empty({1}, at::kByte), some_peer, 0x7fffffff)->wait(std::chrono::milliseconds(1));
   } catch (const std::exception&) {
-    // As intended, or they were closed already.
+    // As intended, or they were already closed.
   }
 }
 

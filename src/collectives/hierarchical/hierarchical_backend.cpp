@@ -41,7 +41,7 @@ class HierarchicalWork final : public c10d::Work {
         completed_future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
   void add(JobPtr job) { jobs_.push_back(std::move(job)); }
-  /// When the last job is done.
+  /// Called when the last job is done.
   static void complete(const intrusive_ptr<c10::ivalue::Future>& future, const std::vector<at::Tensor>& result,
                        const std::exception_ptr& error) {
     if (error)
@@ -85,7 +85,7 @@ class HierarchicalWork final : public c10d::Work {
   std::vector<JobPtr> jobs_;
 };
 
-/// The shared memory of one machine's ranks is that of their own engine.
+/// The shared memory of one machine's ranks is their own engine's.
 class HierarchicalBackend final : public shm_engine::RequestBackend,
                                   public BlockingEngine,
                                   public Interruptible,
@@ -224,7 +224,7 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
           std::move(request.parts[i]), timeout, request.waits, is_last ? std::function<void()>(finish) : [kept] {},
           std::move(at_end)));
     }
-    // A callback of a future may wait for this one, and hold the thread that would run its jobs.
+    // A future's callback may wait for this one, and occupy the thread that would run its jobs.
     if (!request.waits && Runner::is_calling_back()) work->finish();
     if (!request.waits) return work;
     work->wait(kNoTimeout);
@@ -232,7 +232,7 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
   }
 
  private:
-  /// After this no operation of this rank is using the machine's own engine, so the caller may.
+  /// Afterwards no operation of this rank uses the machine's own engine, so the caller may.
   void finish_earlier_operations() { run({}); }
 
   /// The rank's number on this machine, or -1 if messages to it go over the carrier: to a rank of another machine, or
@@ -258,10 +258,10 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
   }
 
   const EnginePtr engine_;
-  const std::shared_ptr<Carrier> messages_;  ///< send and receive; their tags are the callers' own
+  const std::shared_ptr<Carrier> messages_;  ///< for send and receive, whose tags are the callers'
   const std::string name_;
   const std::chrono::milliseconds timeout_;
-  std::atomic<uint64_t> sequence_{0};  ///< collectives of c10d's interface that were started
+  std::atomic<uint64_t> sequence_{0};  ///< collectives started through c10d's interface
 };
 
 }  // namespace

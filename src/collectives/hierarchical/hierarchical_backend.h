@@ -13,17 +13,17 @@
 namespace lockstep::hierarchical_engine {
 
 struct Options {
-  std::string machine;                     ///< the name of this rank's machine: the same on all ranks that share memory
+  std::string machine;                     ///< the name of this rank's machine, the same on all ranks that share memory
   std::string address;                     ///< the local address that other machines reach, never a wildcard
   std::chrono::milliseconds timeout;       ///< of an operation
   std::chrono::milliseconds join_timeout;  ///< of forming the group
-  /// The caller is Group: one thread at a time, with contiguous tensors only, which Gloo's engine accepts.
+  /// The caller is Group: one thread at a time, and only contiguous tensors, which Gloo's engine accepts.
   bool for_group = true;
 };
 
 /// Collectives for CPU tensors of ranks on several machines: through shared memory within a machine, over Gloo between
 /// machines. Blocks until the group is formed. The engine depends on the placement of ranks: shared memory alone if all
-/// are on one machine, Gloo alone if each is on a machine of its own and options allow it.
+/// are on one machine, Gloo alone if each is on its own machine and the options allow it.
 /// REQUIRES: every rank of the group calls it.
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                                const Options& options);

@@ -24,7 +24,7 @@ bool JobWatch::begin_look(Clock::time_point now) {
 
 void JobWatch::end_look(Clock::time_point begun) {
   watching_ = false;
-  // Looks after 0.4, 1.2, 3.6, ... seconds: the next one is twice as far away as the job is old.
+  // Looks after 0.4, 1.2, 3.6, ... seconds: the delay to the next look is twice the job's age.
   next_look_ = begun + std::clamp<Clock::duration>(2 * (begun - started_), kFirstLook, kLongestPause);
 }
 

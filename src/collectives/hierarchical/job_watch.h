@@ -14,9 +14,9 @@ class JobWatch {
   static constexpr std::chrono::milliseconds kFirstLook{400}, kLongestPause{5000};
   static constexpr std::chrono::milliseconds kUntilAsked{200};  ///< interruptible threads notice within this time
 
-  /// `watch` is called while a job runs on another thread: after it has run for a while and then at growing intervals,
-  /// by one thread at a time. `ask` is called several times a second while a job runs on an interruptible thread, if
-  /// there was an interruption that no such thread has noticed yet.
+  /// `watch` is called while a job runs on another thread: after a while and then at growing intervals, by one thread
+  /// at a time. `ask` is called several times a second while a job runs on an interruptible thread, if there was an
+  /// interruption that no such thread has noticed yet.
   JobWatch(std::function<void()> watch, std::function<void()> ask) : watch_(std::move(watch)), ask_(std::move(ask)) {}
 
   /// A job begins on this thread.
@@ -33,10 +33,10 @@ class JobWatch {
 
  private:
   const std::function<void()> watch_, ask_;
-  Clock::time_point started_{};    ///< the job
-  Clock::time_point next_look_{};  ///< at it
-  bool watching_ = false;          ///< a thread does
-  bool can_ask_ = false;           ///< the thread that runs the job
+  Clock::time_point started_{};    ///< of the job
+  Clock::time_point next_look_{};  ///< at the job
+  bool watching_ = false;          ///< a thread is in watch()
+  bool can_ask_ = false;           ///< the thread that runs the job can be asked
 };
 
 }  // namespace lockstep::hierarchical_engine

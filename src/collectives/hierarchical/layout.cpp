@@ -17,7 +17,7 @@ int add_subtree(const Layout& layout, int first, int last, SumOrder& order) {
     order.partials.push_back({machine(first), first, last, count++});
     return static_cast<int>(order.partials.size()) - 1;
   }
-  // Of n ranks the left half has the largest power of two below n.
+  // The left half of n ranks has the largest power of two below n.
   const int left = static_cast<int>(std::bit_ceil(static_cast<unsigned>(last - first))) / 2;
   const int a = add_subtree(layout, first, first + left, order), b = add_subtree(layout, first + left, last, order);
   order.steps.push_back({a, b});

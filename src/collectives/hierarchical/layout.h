@@ -7,12 +7,11 @@ namespace lockstep::hierarchical_engine {
 
 /// The placement of a group's ranks on machines. Machines are numbered in the order of their first ranks.
 struct Layout {
-  int rank;                             ///< this rank
+  int rank;
   std::vector<int> machine_of;          ///< each rank's machine
   std::vector<int> local_of;            ///< each rank's number among the ranks of its machine
   std::vector<std::vector<int>> ranks;  ///< on each machine, ascending
 
-  /// `machines`: the machine name of each rank.
   static Layout of(int rank, const std::vector<std::string>& machines);
 
   int world_size() const { return static_cast<int>(machine_of.size()); }
@@ -21,18 +20,17 @@ struct Layout {
   int local() const { return local_of[static_cast<size_t>(rank)]; }
   int ranks_on(int machine) const { return static_cast<int>(ranks[static_cast<size_t>(machine)].size()); }
   int most_on_a_machine() const;  ///< ranks
-  /// The rank of a machine that serves rail `rail`: the one with this number, modulo the ranks of the machine.
+  /// The rank of a machine that serves rail `rail`: the local rank `rail` modulo the machine's number of ranks.
   int on_rail(int machine, int rail) const {
     return ranks[static_cast<size_t>(machine)][static_cast<size_t>(rail % ranks_on(machine))];
   }
-  /// The number of ranks of every machine that can exchange data with the others at once, each over its own
-  /// connections.
+  /// The number of ranks of each machine that can exchange data with the others at once, each over its own connections.
   int rails() const;
 };
 
 /// The order in which elements are added: the balanced binary tree over the ranks, as in shared memory
-/// (collectives/shm/kernels/reduce.h). A machine adds each whole subtree of its own ranks to a partial sum; the holder
-/// of all partial sums adds the rest. This is the only place that decides the order.
+/// (collectives/shm/kernels/reduce.h). A machine adds each whole subtree of its own ranks into a partial sum; the
+/// holder of all partial sums adds the rest. This is the only place that decides the order.
 struct SumOrder {
   /// The sum over ranks [first, last), all on `machine`.
   struct Partial {

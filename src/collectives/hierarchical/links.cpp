@@ -17,7 +17,7 @@ at::Tensor bytes_at(const void* data, size_t bytes) {
   return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
 }
 
-/// The result of `start`. If the connection broke before that, it is named as in a wait.
+/// Returns the result of `start`. A connection that broke before is reported as in a wait.
 template <typename Start>
 Transfer started(const char* what, int peer, bool is_sent, const Start& start) {
   try {
@@ -53,7 +53,7 @@ void Links::finish(Transfer& transfer, std::chrono::milliseconds timeout) {
   bool done = false;
   const auto start = Clock::now();
   try {
-    check_for_interruption();  // also puts ours before a handler that the program has set since
+    check_for_interruption();  // also installs ours in front of a handler that the program has set since
     while (!done) {
       done = transfer.work->wait(timeout - std::chrono::floor<std::chrono::milliseconds>(Clock::now() - start));
       if (!done && !was_only_asked()) break;

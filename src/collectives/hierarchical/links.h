@@ -18,7 +18,7 @@ struct BrokenLink : Error {
   using Error::Error;
 };
 
-/// A message to or from a rank of another machine, under way.
+/// A message to or from a rank of another machine, in flight.
 struct Transfer {
   c10::intrusive_ptr<c10d::Work> work;
   int peer = -1;
@@ -26,12 +26,13 @@ struct Transfer {
 };
 
 /// The connections to the ranks of other machines. Messages between two ranks with one tag arrive in the order in which
-/// they were sent. One thread at a time may use it, except for interrupt() and ask().
+/// they were sent. Used by one thread at a time, except for interrupt() and ask().
 class Links {
  public:
   explicit Links(std::shared_ptr<Carrier> carrier) : carrier_(std::move(carrier)) {}
 
-  /// Start a message. The memory must stay valid until the message is finished or the carrier's break_off() was called.
+  /// Starts a message. The memory must stay valid until the message is finished or the carrier's break_off() was
+  /// called.
   Transfer send(const void* data, size_t bytes, int to, uint32_t tag);
   Transfer receive(void* data, size_t bytes, int from, uint32_t tag);
   /// Waits. Throws BrokenLink naming the peer, or an Interruption.
@@ -41,9 +42,9 @@ class Links {
     transfers.clear();
   }
 
-  /// Makes the finish() under way, or the next one, throw. Any thread may call it.
+  /// Makes the current finish(), or the next one, throw. Any thread may call it.
   void interrupt();
-  /// Makes a thread in finish() ask whether it must stop waiting. Any thread may call it.
+  /// Makes a thread in finish() check whether it must stop waiting. Any thread may call it.
   void ask();
   Carrier& carrier() const { return *carrier_; }
 

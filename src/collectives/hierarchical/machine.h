@@ -15,12 +15,12 @@ namespace lockstep::hierarchical_engine {
 /// The card that the ranks of a machine exchange at every meeting. The first member must be equal on all.
 struct Card {
   uint64_t tag = 0;
-  uint64_t place = 0;   ///< where the rank's data lies; Machine::at
+  uint64_t place = 0;   ///< of the rank's data; see Machine::at()
   uint64_t stride = 0;  ///< bytes from row to row
   uint64_t rounds = 0;
 };
 
-/// The ranks that disagree at a meeting: their tags differ.
+/// Thrown when the ranks at a meeting disagree: their tags differ.
 struct Disagreement {};
 
 /// The ranks of this rank's machine, which can access each other's memory. Also used by a rank alone on its machine.
@@ -38,9 +38,9 @@ class Machine {
   bool reaches(const void* memory, size_t bytes) const {
     return !shared_ || shared_->core().arena()->contains(memory, bytes);
   }
-  /// Memory that they can access, valid from an operation's first meeting to its last.
+  /// Memory that the other ranks can access, valid from an operation's first meeting to its last.
   std::byte* stage(size_t bytes);
-  /// Such memory as a Card encodes it.
+  /// Such memory, as a Card encodes it.
   uint64_t place_of(const void* memory) const;
   /// Its address in this process.
   std::byte* at(int local, uint64_t place) const;
@@ -56,7 +56,7 @@ class Machine {
   at::Tensor stage_;
 };
 
-/// The ranks of this machine as a group of their own; undefined if this rank is alone.
+/// The ranks of this machine as their own group; undefined if this rank is alone.
 /// REQUIRES: all of them call it.
 c10::intrusive_ptr<shm_engine::ShmBackend> form_machine(const c10::intrusive_ptr<c10d::Store>& store,
                                                         const Layout& layout, std::chrono::milliseconds timeout,

@@ -8,25 +8,25 @@
 #include "collectives/hierarchical/reduction.h"
 #include "collectives/split_table.h"
 
-// Operations that only move data. Messages go straight from the sender's memory to the receiver's; all of them are
-// started at once. What several ranks of a machine need crosses the network once, to one of them, which puts it where
-// the others read it. Between two meetings a rank's stage holds still.
+// Operations that only move data. Messages go straight from the sender's memory to the receiver's, and all are started
+// at once. Data that several ranks of a machine need crosses the network once, to one of them, which puts it where the
+// others read it. Between two meetings a rank's stage does not change.
 
 namespace lockstep::hierarchical_engine {
 namespace {
 
 using shm::OperationKind;
 
-/// So much is put on the stage at once.
+/// Bytes put on the stage at once.
 constexpr size_t kStageBytes = 8 << 20;
-/// A broadcast's size that has arrived is copied by the others while the next one is on its way.
+/// The other ranks copy a received piece of a broadcast of this size while the next one is in flight.
 constexpr size_t kBroadcastBytes = 1 << 20;
 
 void copy_bytes(void* to, const void* from, size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
 
-/// The parts of a block in the order in which they are staged; one, if the block is empty, so that ranks meet.
+/// The parts of a block in the order in which they are staged. An empty block has one, so that ranks meet.
 template <typename Body>
 void in_rounds(size_t bytes, size_t most, const Body& body) {
   size_t begin = 0;
@@ -99,7 +99,7 @@ void Operation::broadcast() {
   const size_t bytes = block_bytes();
   const bool is_root = request_.root == layout_.rank;
   const int source = is_here(request_.root) ? request_.root : mates().front();
-  // The root may give its data as either.
+  // The root may pass its data as input or output.
   auto* data = is_root && request_.input != nullptr ? const_cast<std::byte*>(input()) : output();
   std::deque<Transfer> arriving;
   in_rounds(bytes, kBroadcastBytes, [&](size_t begin, size_t size) {
@@ -135,9 +135,9 @@ void Operation::all_gather() {
   const size_t bytes = block_bytes();
   const auto world = static_cast<size_t>(layout_.world_size());
   const size_t most = std::max<size_t>(64 << 10, kStageBytes / world);
-  /// The rank of this machine to which `rank`, of another, sends its row.
+  /// The rank of this machine to which `rank`, of another machine, sends its row.
   const auto entry = [&](int rank) { return layout_.on_rail(here(), layout_.local_of[static_cast<size_t>(rank)]); };
-  std::vector<int> mine;  // whose rows come to this rank
+  std::vector<int> mine;  // ranks whose rows arrive at this rank
   for (int rank = 0; rank < layout_.world_size(); ++rank)
     if (!is_here(rank) && entry(rank) == layout_.rank) mine.push_back(rank);
   std::deque<Transfer> arriving;
@@ -148,7 +148,7 @@ void Operation::all_gather() {
       if (machine != here()) send(input() + begin, size, layout_.on_rail(machine, layout_.local()));
   });
   std::byte* stage = machine_.stage((1 + mine.size()) * most);
-  /// The data on each rank's stage behind its own row.
+  /// The data on each rank's stage after its own row.
   std::vector<size_t> slots(static_cast<size_t>(machine_.size()), 1);
   std::vector<size_t> slot_of(world, 0);
   for (int rank = 0; rank < layout_.world_size(); ++rank)
@@ -219,7 +219,7 @@ void Operation::scatter() {
   });
 }
 
-/// Throws RanksDiffer on all ranks if a rank sends another number than its receiver expects.
+/// Throws RanksDiffer on all ranks if a rank sends a number other than its receiver expects.
 void Operation::compare_splits() {
   const shm::Pieces& pieces = request_.pieces();
   SplitTable& table = equipment_.splits.emplace(layout_.world_size());

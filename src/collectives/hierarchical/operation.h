@@ -29,7 +29,7 @@ struct Equipment {
 /// between machines. Each rank sends to other machines data that no other rank of its machine sends.
 class Operation {
  public:
-  /// `tag` is equal on all ranks, and differs from those of the last operations.
+  /// `tag` is equal on all ranks, and differs from the last operations' tags.
   Operation(Equipment& equipment, const shm::Request& request, uint32_t tag, std::chrono::milliseconds timeout)
       : layout_(equipment.layout),
         machine_(equipment.machine),

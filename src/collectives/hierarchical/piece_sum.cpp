@@ -29,7 +29,7 @@ at::ScalarType to_torch(DataType type) {
   }
 }
 
-/// Converts or divides in steps below the size from which ATen would start threads.
+/// Converts or divides in steps below the size at which ATen would start threads.
 constexpr size_t kQuietly = 16 << 10;
 
 void convert(const void* from, at::ScalarType from_type, void* to, at::ScalarType to_type, size_t count) {
@@ -88,7 +88,7 @@ void PieceSum::add_partial(std::vector<const void*> inputs, std::byte* result, s
 
 void PieceSum::add_total(std::vector<std::byte*> sums, const std::vector<void*>& targets, size_t count) const {
   const bool is_ready = !widened_ && op_ != ReduceOp::kMean;
-  // fp16 and bf16 that travel as they are: one kernel adds them all, and rounds once.
+  // fp16 and bf16 sent in their own type: one kernel adds them all, and rounds once.
   if (is_narrow(type_) && !widened_ && addition_ != ReduceOp::kMin && addition_ != ReduceOp::kMax)
     return combine(type_, op_, targets, {sums.begin(), sums.end()}, count);
   for (const SumOrder::Step& step : order_.steps) {

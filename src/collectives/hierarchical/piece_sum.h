@@ -9,8 +9,8 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// The additions of a reduction, piece by piece, and the type in which partial sums travel. Those of fp16 and bf16 are
-/// in fp32, so that there is one rounding, at the end, as in shared memory.
+/// The additions of a reduction, piece by piece, and the type in which partial sums are sent. Partial sums of fp16 and
+/// bf16 are fp32, so that there is one rounding, at the end, as in shared memory.
 class PieceSum {
  public:
   PieceSum(shm::DataType type, shm::ReduceOp op, const SumOrder& order, int world_size);

@@ -5,15 +5,14 @@
 namespace lockstep::hierarchical_engine {
 namespace {
 
-/// A slice of less is not worth another pair of messages.
+/// A smaller slice is not worth another pair of messages.
 constexpr size_t kSliceBytes = 16 << 10;
-/// Pieces that are large enough to keep a connection busy, and small enough that adding one and sending another
-/// overlap.
+/// Large enough to keep a connection busy, and small enough that adding one piece and sending another overlap.
 constexpr size_t kPieceBytes = 256 << 10;
-/// Up to this size one exchange of everything beats two of parts.
+/// Up to this size, one exchange of everything beats two of parts.
 constexpr size_t kAtOnceBytes = 32 << 10;
 
-/// Cuts [begin, end) into pieces of at most kPieceBytes, as many as a multiple of `multiple`.
+/// Cuts [begin, end) into pieces of at most kPieceBytes; their number is a multiple of `multiple`.
 template <typename Add>
 void cut(size_t begin, size_t end, size_t element_bytes, size_t multiple, const Add& add) {
   const size_t bytes = (end - begin) * element_bytes;

@@ -8,8 +8,8 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// A part of a reduction that travels in one message from each machine. Layout::on_rail names the rank of each machine
-/// that serves it.
+/// A part of a reduction for which each machine sends one message. Layout::on_rail names the rank of each machine that
+/// serves it.
 struct Piece {
   static constexpr int kEverywhere = -1;
 
@@ -26,7 +26,8 @@ struct Piece {
 ///
 /// An all_reduce is cut into a slice for each rail. If machines exchange whole partial sums, every byte of a slice
 /// leaves every machine (machines - 1) times. If each machine adds a part of every slice and sends the total to the
-/// others, it leaves 2 * (machines - 1) / machines times, as in a ring. The first takes one exchange instead of two.
+/// others, it leaves 2 * (machines - 1) / machines times, as in a ring. The first way takes one exchange instead of
+/// two.
 std::vector<Piece> pieces_of(const shm::Request& request, size_t count, const Layout& layout, size_t element_bytes,
                              size_t travelling_bytes);
 

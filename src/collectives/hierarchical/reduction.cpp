@@ -50,7 +50,7 @@ void Reduction::fly(const Segment& segment) {
   std::byte* buffers = equipment_.travelling.get(std::min(kFlights, mine.size()) * order_.partials.size() * partial);
   std::vector<Flight> flights(std::min(kFlights, mine.size()));
   for (Flight& flight : flights) {
-    // One buffer for each machine's partial sums: they travel in one message.
+    // One buffer for each machine's partial sums, because they arrive in one message.
     flight.theirs.resize(static_cast<size_t>(layout_.machines()));
     for (int machine = 0; machine < layout_.machines(); ++machine) {
       (machine == layout_.here() ? flight.own : flight.theirs[static_cast<size_t>(machine)]) = buffers;
@@ -81,7 +81,7 @@ void Reduction::start(const Segment& segment, Flight& flight) {
     if (machine != layout_.here() && (piece.home == Piece::kEverywhere || piece.home == machine))
       flight.sent.push_back(
           links_.send(flight.own, bytes_of(layout_.here()), layout_.on_rail(machine, piece.rail), tag_));
-  // This rank's own memory may take the total: its contents have been added.
+  // This rank's own memory may take the total, because its contents have been added.
   if (piece.is_forwarded && !adds(piece))
     flight.total = links_.receive(segment.place(layout_.local(), piece), piece.count * sum_.element_bytes(),
                                   layout_.on_rail(piece.home, piece.rail), total_tag_);

@@ -9,7 +9,7 @@ namespace lockstep::hierarchical_engine {
 /// An all_reduce, reduce or reduce_scatter. Ranks meet once, when the data of all is in place. Then each rank adds its
 /// pieces (pieces.h) in the memory of all ranks of its machine, exchanges partial sums with the ranks of the same
 /// number on the other machines, and writes the totals to their targets for all ranks of its machine. Several pieces
-/// are under way at once: while one travels, the next is added. Then ranks meet again.
+/// are in flight at once: while one is sent, the next is added. Then ranks meet again.
 class Reduction {
  public:
   Reduction(Equipment& equipment, const shm::Request& request, uint32_t tag, std::chrono::milliseconds timeout);
@@ -17,7 +17,7 @@ class Reduction {
   void run();
 
  private:
-  /// A piece under way, with its buffers and messages.
+  /// A piece in flight, with its buffers and messages.
   struct Flight {
     Piece piece;
     std::byte* own;                        ///< this machine's partial sums

@@ -17,7 +17,7 @@ thread_local bool calling_back = false;
 
 Runner::Runner(std::function<void()> watch, std::function<void()> ask, Progress* progress, bool waiters_run)
     : progress_(progress), waiters_run_(waiters_run), job_watch_(std::move(watch), std::move(ask)) {
-  const gloo_engine::BlockedSigpipe blocked;  // for good in the thread
+  const gloo_engine::BlockedSigpipe blocked;  // permanently, in this thread
   thread_ = std::thread([this] { work(); });
 }
 
@@ -44,8 +44,8 @@ void Runner::add(JobPtr job, bool at_once) {
   {
     const MutexLock lock(mutex_);
     queue_.push_back(std::move(job));
-    // A job with a waiting thread runs there, but must be watched: the runner's thread checks from time to time as long
-    // as there are such jobs, and is woken if it had stopped.
+    // A job with a waiting thread runs there, but must be watched: the runner's thread checks from time to time while
+    // there are such jobs, and is woken if it had stopped.
     wake = !at_once || !waiters_run_ || dozing_;
   }
   if (wake) due_.notify_one();

@@ -29,12 +29,12 @@ struct Job {
 };
 using JobPtr = std::shared_ptr<Job>;
 
-/// Runs jobs one at a time, in the order in which they were added. A thread that waits for a job runs the jobs that are
-/// due itself, if it may, which saves two wake-ups; the runner's own thread runs them when no other thread does. A
-/// thread that waits without running jobs checks the running job from time to time.
+/// Runs jobs one at a time, in the order in which they were added. A thread that waits for a job runs the due jobs
+/// itself, if it may, which saves two wake-ups; otherwise the runner's own thread runs them. A thread that waits
+/// without running jobs checks the running job from time to time.
 class Runner {
  public:
-  /// `watch` and `ask`: see JobWatch. `progress`: driven by a waiting thread that alone may move messages; null:
+  /// `watch` and `ask`: see JobWatch. `progress` is driven by a waiting thread that alone may move messages; null:
   /// messages move by themselves.
   /// `waiters_run`: waiting threads may run jobs. False if jobs wait for things other than messages while only the
   /// waiting thread can move messages.
@@ -43,7 +43,7 @@ class Runner {
   ~Runner();
   Runner(const Runner&) = delete;
 
-  /// Queues a job. Any thread. `at_once`: a thread will wait for it immediately.
+  /// Queues a job. Any thread may call. `at_once`: a thread will wait for it immediately.
   void add(JobPtr job, bool at_once);
   /// Returns true when the job is done, false at the deadline. Throws an Interruption.
   bool wait(const JobPtr& job, const Deadline* deadline);
@@ -54,7 +54,7 @@ class Runner {
  private:
   void work();
   bool has_ended();
-  /// Runs the first job. Releases the mutex meanwhile through `lock`, which the analysis cannot identify with it.
+  /// Runs the first job. Meanwhile releases the mutex through `lock`, which the analysis cannot identify with it.
   void run_first(MutexLock& lock) LOCKSTEP_REQUIRES(mutex_) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;
   /// Checks on the running job if it is time. Releases the mutex likewise.
   void look(MutexLock& lock) LOCKSTEP_REQUIRES(mutex_) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;

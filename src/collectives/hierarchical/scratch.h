@@ -5,7 +5,7 @@
 
 namespace lockstep::hierarchical_engine {
 
-/// Memory reused by operations one after the other.
+/// Memory that successive operations reuse.
 class Scratch {
  public:
   std::byte* get(size_t bytes) {

@@ -10,7 +10,7 @@ namespace {
 
 using shm::OperationKind;
 
-/// Buffers that the others cannot reach are copied to memory of this size.
+/// Buffers that the others cannot access are copied to memory of this size.
 constexpr size_t kSegmentBytes = 32 << 20;
 
 bool is_for_all(const shm::Request& request) { return request.kind == OperationKind::kAllReduce; }

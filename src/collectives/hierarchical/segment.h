@@ -24,11 +24,10 @@ class Segment {
   static size_t most_elements(const Layout& layout, const shm::Request& request);
 
   size_t count() const { return count_; }
-  /// The piece's place in a local rank's memory.
   std::byte* place(int local, const Piece& piece) const;
   /// The targets of its total, in the memory of all ranks of the machine that receive it.
   std::vector<void*> targets(const Piece& piece) const;
-  /// Copies results that lie elsewhere to this rank's output. Called after the last meeting.
+  /// Copies results from elsewhere to this rank's output. Called after the last meeting.
   void take_result() const;
 
  private:

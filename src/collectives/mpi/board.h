@@ -11,8 +11,9 @@
 namespace lockstep::mpi_engine {
 
 /// A rank's copy of the board that all ranks write: keys with values, and counters. A writer sends a note to all
-/// others, and each applies it to its copy. Notes of one rank arrive in the order of writing; those of different ranks
-/// in any order. So only one rank may set a key, and a counter's value is the one known here so far. Any thread.
+/// others, and each applies it to its copy. Notes of one rank arrive in the order of writing, notes of different ranks
+/// in any order. So only one rank may set a key, and a counter's value is the one known here so far. Any thread may use
+/// it.
 class Board {
  public:
   /// Write to this copy, and return the note for the other ranks.

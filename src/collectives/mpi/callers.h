@@ -8,13 +8,12 @@
 
 namespace lockstep::mpi_engine {
 
-/// The threads that may call MPI: those of the process that initialized it, until it is finalized; if MPI takes calls
-/// from one thread only, the thread that made this object. Any thread.
+/// The threads that may call MPI: those of the process that initialized it, until it is finalized; if MPI allows one
+/// thread only, the thread that made this object. Any thread may use it.
 class Callers {
  public:
   Callers(const Port& port, int rank) : port_(port), rank_(rank) {}
 
-  /// Whether this thread may call MPI.
   bool may_call() const {
     return !is_forked() && !port_.is_over() && (port_.takes_any_thread() || std::this_thread::get_id() == owner_);
   }

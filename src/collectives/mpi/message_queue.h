@@ -41,15 +41,14 @@ class MessageQueue {
 
   /// Makes no MPI calls.
   void post(MessagePtr message) { posted_.push_back(std::move(message)); }
-  /// Ends a message that has not been started, without MPI calls. False: it has been started.
+  /// Ends a message that has not been started, without MPI calls. Returns false if it has been started.
   bool take_back(const MessagePtr& message);
 
-  /// Starts posted messages, and ends those that are over or given up. Returns whether there were any.
+  /// Starts posted messages, and ends finished and abandoned ones. Returns whether there were any.
   bool move();
   bool is_moving() const { return !moving_.empty(); }
-  /// Whether a message with this tag is being sent.
   bool is_sending(int tag) const;
-  /// Gives up all moving messages.
+  /// Abandons all moving messages.
   void give_up();
 
  private:
@@ -61,8 +60,8 @@ class MessageQueue {
   std::vector<MessagePtr> posted_, moving_;
 };
 
-/// Called between two polls by a thread that has waited since `since`. It yields at first, because the rank that it
-/// waits for may need the core, and then sleeps, longer the longer it has waited.
+/// Called between two polls by a thread that has waited since `since`. It yields at first, because the awaited rank may
+/// need the core, and then sleeps, longer the longer it has waited.
 void rest(Clock::time_point since);
 
 }  // namespace lockstep::mpi_engine

@@ -6,7 +6,7 @@
 namespace lockstep::mpi_engine {
 namespace {
 
-/// Time between two polls, which matter only if no waiting thread polls more often.
+/// Time between two polls. It matters only if no waiting thread polls more often.
 constexpr std::chrono::milliseconds kPause{1};
 
 }  // namespace

@@ -12,13 +12,13 @@ namespace lockstep::mpi_engine {
 /// A thread that polls from time to time while messages move, because the threads that wait for them may sleep.
 class Mover {
  public:
-  /// `poll` returns whether messages still move.
+  /// `poll` returns whether messages are still moving.
   explicit Mover(std::function<bool()> poll);
   ~Mover() { end(); }
   Mover(const Mover&) = delete;
   Mover& operator=(const Mover&) = delete;
 
-  /// A message begins to move. Any thread.
+  /// Tells that a message begins to move. Any thread may call.
   void wake();
   /// Ends the thread. In a forked process, which does not have the thread, discards it.
   void end();

@@ -9,7 +9,7 @@
 #include "collectives/shm/segment/layout.h"
 
 // The engine is the one for several machines (collectives/hierarchical), with MPI as its carrier. This file only
-// determines the group's ranks in MPI, and their machines. A flat group has one rank on each of its machines.
+// determines the group's ranks in MPI and their machines. In a flat group each rank has its own machine.
 
 namespace lockstep::mpi_engine {
 

@@ -8,7 +8,7 @@
 namespace lockstep::mpi_engine {
 namespace {
 
-/// Messages that a rank sent before it ended may arrive after the news of its end.
+/// A rank's messages may arrive after the news of its end.
 constexpr std::chrono::milliseconds kGrace{200};
 
 class MpiWork final : public c10d::Work {
@@ -45,7 +45,7 @@ class MpiWork final : public c10d::Work {
   }
 
  private:
-  /// Throws, unless it is over after all.
+  /// Throws, unless it has ended after all.
   void stop(const std::string& why) {
     pump_->give_up(message_);
     if (!isSuccess()) throw Error(why);
@@ -59,10 +59,10 @@ class MpiWork final : public c10d::Work {
 };
 
 /// MPI's tags may have as few as 15 bits. Two operations may share a folded tag: a group's operations run one after the
-/// other, so this takes nothing from the error that ranks get that disagree.
+/// other, so ranks that disagree still get their error.
 int fold(int tag, int largest) {
   if (tag <= largest) return tag;
-  constexpr uint32_t kTotals = 1u << 30;  // of an operation: Reduction's second tag
+  constexpr uint32_t kTotals = 1u << 30;  // marks an operation's second tag, in Reduction
   int bits = 1;
   while ((int64_t{2} << bits) - 1 <= largest) ++bits;
   const auto word = static_cast<uint32_t>(tag);

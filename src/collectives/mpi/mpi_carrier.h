@@ -18,12 +18,12 @@ class Endings {
  public:
   Endings(std::shared_ptr<Pump> pump, c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
 
-  /// This rank's operation has failed; all others fail, too.
+  /// Tells that this rank's operation has failed; all others fail, too.
   void fail() {
     pump_->keep_communicators();
     tell("failed");
   }
-  /// This rank has done its part; a rank that waits for more from it fails.
+  /// Tells that this rank has done its part; a rank that waits for more from it fails.
   void leave() { tell("left"); }
   /// The reason why a message to or from `peer` will not arrive; empty while it may.
   std::string reason(int peer);
@@ -38,13 +38,13 @@ class Endings {
   bool told_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   uint64_t seen_ LOCKSTEP_GUARDED_BY(mutex_) = 0;             ///< version of the board
   std::vector<std::string> how_ LOCKSTEP_GUARDED_BY(mutex_);  ///< each rank's ending
-  int failed_ LOCKSTEP_GUARDED_BY(mutex_) = -1;               ///< a rank that has failed
+  int failed_ LOCKSTEP_GUARDED_BY(mutex_) = -1;
 };
 
 /// A communicator of a group's ranks.
 class MpiCarrier final : public hierarchical_engine::Carrier {
  public:
-  /// The engine's tags have 31 bits, and are folded if MPI's have fewer; the program's tags are refused then.
+  /// The engine's tags have 31 bits, and are folded if MPI's have fewer; in that case the program's tags are refused.
   enum class Tags { kEngines, kPrograms };
 
   /// `members`: the ranks' numbers in MPI.

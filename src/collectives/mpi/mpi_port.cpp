@@ -39,7 +39,7 @@ MPI_Request to_request(Port::Handle handle) {
   return native;
 }
 
-/// So many bytes in MPI's terms, whose counts are ints.
+/// A number of bytes in MPI's terms, whose counts are ints.
 class Bytes {
  public:
   explicit Bytes(size_t bytes) {
@@ -57,7 +57,7 @@ class Bytes {
     MPI_Type_free(&block);
     count_ = 1;
   }
-  /// A type may go while a message of it is under way.
+  /// A type may be freed while one of its messages is in flight.
   ~Bytes() {
     if (type_ != MPI_BYTE) MPI_Type_free(&type_);
   }
@@ -150,7 +150,7 @@ class MpiPort final : public Port {
   void give_up(Handle& message, bool is_sent) override {
     MPI_Request request = to_request(message);
     if (!is_sent) {
-      // Of a message that is arriving the rest is awaited, unless its sender has stopped in the middle.
+      // Awaits the rest of a message that is arriving, unless its sender has stopped in the middle.
       MPI_Cancel(&request);
       int done = 0;
       for (const auto since = Clock::now(); done == 0 && seconds_since(since) < 0.1;)
@@ -206,7 +206,7 @@ int thread_level() {
   return level;
 }
 
-/// Whether all ranks have come by the deadline.
+/// Whether all ranks have arrived by the deadline.
 bool meet(MPI_Comm communicator, const Deadline& deadline) {
   MPI_Request request;
   check(MPI_Ibarrier(communicator, &request), "MPI_Ibarrier");

@@ -8,8 +8,9 @@
 
 namespace lockstep::mpi_engine {
 
-/// The Board with the interface of the store that c10d's engines expect: no server, no port, no connection but MPI's.
-/// Each key has one writer. add() returns the value known to this rank so far. Keys cannot be deleted on other ranks.
+/// The Board with the interface of the store that c10d's engines expect. It needs no server, no port and no connection
+/// but MPI's. Each key has one writer. add() returns the value known to this rank so far. Keys cannot be deleted on
+/// other ranks.
 class MpiStore final : public c10d::Store {
  public:
   MpiStore(std::shared_ptr<Pump> pump, std::chrono::milliseconds timeout) : Store(timeout), pump_(std::move(pump)) {}

@@ -3,7 +3,7 @@
 namespace lockstep::mpi_engine {
 namespace {
 
-/// Notes are rare, and waited for only after failures: notes are looked for once in this many polls without other
+/// Notes are rare, and waited for only after failures, so they are checked once in this many polls without other
 /// events.
 constexpr unsigned kPollsForNotes = 16;
 constexpr std::chrono::seconds kToReadNote{1};
@@ -35,7 +35,7 @@ bool Notes::read() {
     while (const auto arrival = port_.arrival(port_.everybody(), kTag)) {
       std::string note(arrival->bytes, '\0');
       Port::Handle handle = port_.receive(port_.everybody(), note.data(), note.size(), arrival->from, kTag);
-      const Deadline deadline{std::chrono::milliseconds(kToReadNote)};  // all of it is here, or nearly
+      const Deadline deadline{std::chrono::milliseconds(kToReadNote)};  // the whole note has arrived, or nearly
       const auto since = Clock::now();
       bool whole = port_.test(handle);
       for (; !whole && !deadline.passed(); whole = port_.test(handle)) rest(since);

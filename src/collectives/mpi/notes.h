@@ -8,8 +8,7 @@
 
 namespace lockstep::mpi_engine {
 
-/// The notes that ranks exchange to update the Board: small messages with a tag of their own. Guarded by the pump's
-/// mutex.
+/// The notes by which ranks update the Board: small messages with their own tag. Guarded by the pump's mutex.
 class Notes {
  public:
   static constexpr int kTag = 1;
@@ -28,7 +27,7 @@ class Notes {
   Port& port_;
   Board& board_;
   const int rank_, world_size_;
-  unsigned polls_ = 0;  // that have not looked for notes
+  unsigned polls_ = 0;  // without checking for notes
 };
 
 }  // namespace lockstep::mpi_engine

@@ -10,7 +10,6 @@ namespace lockstep::mpi_engine {
 
 /// The MPI calls that the engine needs, without mpi.h: a program that includes mpi.h is bound to one MPI, and the
 /// engine is not. The only implementation is mpi_port.cpp, in the library Lockstep::mpi.
-///
 /// The pump manages its threads. Calls throw Error with MPI's own text.
 class Port {
  public:
@@ -25,7 +24,7 @@ class Port {
   virtual bool takes_any_thread() const = 0;
   /// MPI_THREAD_..., for messages.
   virtual const char* thread_level() const = 0;
-  /// Whether MPI has been finalized: no calls are allowed any more.
+  /// Whether MPI has been finalized, so that no more calls are allowed.
   virtual bool is_over() const = 0;
   virtual int largest_tag() const = 0;
 
@@ -38,7 +37,7 @@ class Port {
   /// number.
   virtual void close(Handle communicator) = 0;
 
-  /// Start a message. The memory must stay valid until test() says that it is over, or give_up() was called.
+  /// Starts a message. The memory must stay valid until test() returns true, or give_up() was called.
   virtual Handle send(Handle communicator, const void* data, size_t bytes, int to, int tag) = 0;
   virtual Handle receive(Handle communicator, void* data, size_t bytes, int from, int tag) = 0;
   /// Whether the message is over; its handle is then invalid. Throws if it failed, which also ends it.

@@ -29,7 +29,7 @@ Pump::Pump(std::unique_ptr<Port> port)
 Pump::~Pump() {
   if (mover_) mover_->end();
   if (!callers_.may_call()) return;
-  // Notes may still be under way; nothing else that is left has a waiting thread.
+  // Notes may still be in flight; no thread waits for anything else that is left.
   const Deadline deadline{std::chrono::milliseconds(kToSendNotes)};
   const auto has_notes = [&] {
     const MutexLock lock(mutex_);
@@ -95,7 +95,7 @@ void Pump::give_up(const MessagePtr& message) {
     const MutexLock lock(mutex_);
     if (messages_.take_back(message)) return;
   }
-  // Where another thread calls MPI, the memory stays in use until it does so the next time; it waits for this one.
+  // If another thread calls MPI, the memory stays in use until its next call; it waits for this one.
   const Deadline deadline{std::chrono::milliseconds(kToGiveUp)};
   for (const auto since = Clock::now(); !message->is_over() && !deadline.passed();) {
     if (port_->is_over()) return;

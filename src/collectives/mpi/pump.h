@@ -17,11 +17,11 @@
 
 namespace lockstep::mpi_engine {
 
-/// Moves the messages of all groups of a program. MPI may allow calls from one thread only (MPI_THREAD_FUNNELED): then
-/// the other threads post messages, and that thread calls MPI for them whenever it starts, polls or waits for an
-/// operation of any group. So all groups make progress together, and none waits for a thread that waits in another. If
-/// any thread may call MPI, threads may also wait in shared memory, where they make no MPI calls, so the pump's own
-/// thread polls from time to time while messages are under way.
+/// Moves the messages of all groups of a program. If MPI allows calls from one thread only (MPI_THREAD_FUNNELED), the
+/// other threads post messages, and that thread calls MPI for them whenever it starts, polls or waits for an operation
+/// of any group. So all groups make progress together, and none waits for a thread that waits in another. If any thread
+/// may call MPI, threads may also wait in shared memory, where they make no MPI calls, so the pump's own thread polls
+/// from time to time while messages are in flight.
 ///
 /// The pump also passes notes between all ranks, which make up the Board.
 class Pump final : public hierarchical_engine::Progress {
@@ -37,28 +37,28 @@ class Pump final : public hierarchical_engine::Progress {
   bool is_up_to_this_thread() const override { return !port_->takes_any_thread() && callers_.may_call(); }
   void require(const char* operation) const override { callers_.require(operation); }
   bool poll() override;
-  /// Polls, and reads what other ranks have written on the board.
+  /// Polls, and reads the other ranks' notes from the board.
   void look_for_notes();
   void make(Clock::time_point since) override;
 
   /// Opens a communicator that lives as long as the pump: none is freed while another rank may still send.
   Port::Handle open(const std::vector<int>& ranks);
 
-  /// Any thread.
+  /// Any thread may call.
   void post(const MessagePtr& message);
-  /// Ends the message now, whatever its state. Any thread.
+  /// Ends the message now, whatever its state. Any thread may call.
   void give_up(const MessagePtr& message);
 
-  /// Writes to the board. Any thread; other ranks see it when they poll.
+  /// Writes to the board. Any thread may call; other ranks see it when they poll.
   void set(const std::string& key, const std::string& value) { tell_all(board_.set(key, value)); }
   void add(const std::string& key, int64_t amount) { tell_all(board_.add(key, amount)); }
   Board& board() { return board_; }
 
   /// Announces that this rank writes nothing more, and waits until all others have done so, or the timeout.
-  /// Communicators are freed only after that: Open MPI delivers a message for a freed one to the next with its number.
+  /// Communicators are freed only afterwards: Open MPI delivers a message for a freed one to the next with its number.
   void say_farewell(std::chrono::milliseconds timeout) noexcept;
-  /// Prevents every rank from freeing the groups' communicators. Messages that nobody receives may be under way, and
-  /// MPICH delivers those to the next communicator with the number of the freed one.
+  /// Keeps every rank from freeing the groups' communicators. Messages that nobody receives may be in flight, and MPICH
+  /// delivers those to the next communicator with the freed one's number.
   void keep_communicators();
 
  private:
@@ -79,7 +79,7 @@ class Pump final : public hierarchical_engine::Progress {
   std::vector<Port::Handle> opened_ LOCKSTEP_GUARDED_BY(mutex_);
   Presence presence_ LOCKSTEP_GUARDED_BY(mutex_) = Presence::kPresent;
   int sleepers_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
-  std::unique_ptr<Mover> mover_;  ///< last: it polls; null where only one thread may call MPI
+  std::unique_ptr<Mover> mover_;  ///< last: it polls; null if only one thread may call MPI
 };
 
 }  // namespace lockstep::mpi_engine

@@ -15,7 +15,7 @@
 
 // By default c10d's NCCL does not fit Group's contract: waiting for a work orders streams and returns, and a thread of
 // c10d ends the process when an operation fails or takes too long. Its blocking mode does fit: there is no such thread,
-// and a wait ends when the device is done, or with an exception. This costs no overlap: works run from the moment they
+// and a wait ends when the device is done, or with an exception. It loses no overlap: works run from the moment they
 // are started, and code that waits for them (the end of a backward) needs their results.
 
 namespace lockstep::nccl_engine {
@@ -25,7 +25,7 @@ using c10d::ReduceOp;
 using Tensors = std::vector<at::Tensor>;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
-/// An operation in flight, or one that could not be started, which fails when it is waited for.
+/// An operation in flight, or one that could not be started, which fails when waited for.
 class NcclWork final : public c10d::Work {
  public:
   NcclWork(WorkPointer inner, std::chrono::milliseconds timeout) : inner_(std::move(inner)), timeout_(timeout) {}
@@ -33,7 +33,7 @@ class NcclWork final : public c10d::Work {
   NcclWork(const NcclWork&) = delete;
   NcclWork& operator=(const NcclWork&) = delete;
 
-  /// Nobody waited. The operation's memory goes now, and must not be reused before the operation is over.
+  /// Nobody waited. The operation's memory is freed now, and must not be reused before the operation is over.
   ~NcclWork() override {
     if (inner_ == nullptr || waited_) return;
     try {
@@ -54,7 +54,7 @@ class NcclWork final : public c10d::Work {
       return true;
     }
     poll_often();
-    return inner_->wait(timeout);  // orders the current stream; throws if there was an error or the time is over
+    return inner_->wait(timeout);  // orders the current stream; throws after an error or at the timeout
   }
 
  private:
@@ -150,7 +150,7 @@ class NcclBackend final : public c10d::ProcessGroupNCCL {
   }
 
  private:
-  /// Connecting the ranks and launching may fail on some ranks only. It is reported as a failure of the operation.
+  /// Connecting the ranks and launching may fail on some ranks only. This is reported as a failure of the operation.
   WorkPointer start(const std::function<WorkPointer()>& operation) {
     try {
       return c10::make_intrusive<NcclWork>(operation(), getOptions()->timeout);
@@ -160,7 +160,7 @@ class NcclBackend final : public c10d::ProcessGroupNCCL {
   }
 };
 
-/// Selects c10d's blocking mode for groups made while it lives, which only the environment can. Other groups keep their
+/// While it lives, selects c10d's blocking mode for new groups, which only the environment can. Other groups keep their
 /// mode.
 class BlockingMode {
  public:

@@ -4,7 +4,7 @@
 
 #include "collectives/nccl/nccl_backend.h"
 
-// Takes the place of nccl_backend.cpp where LibTorch has no NCCL.
+// Replaces nccl_backend.cpp if LibTorch has no NCCL.
 
 namespace lockstep::nccl_engine {
 

@@ -16,9 +16,9 @@ struct Image {
 /// The largest number of pixels in an image.
 inline constexpr int64_t kGreatestImage = int64_t{1} << 26;
 
-/// Reads a JPEG or PNG file from memory; the first bytes decide which it is, whatever its name. Memory for pixels is
-/// allocated after their number has been checked. Throws Error that begins with `name` and says what is wrong and at
-/// which byte.
+/// Reads a JPEG or PNG file from memory; the first bytes, not the name, decide the format. Memory for pixels is
+/// allocated only after their number has been checked. Throws Error that begins with `name` and gives the error and its
+/// byte.
 Image decode_image(const std::string& name, const uint8_t* bytes, size_t count,
                    int64_t greatest_pixels = kGreatestImage);
 
@@ -26,7 +26,7 @@ Image decode_image(const std::string& name, const uint8_t* bytes, size_t count,
 Image decode_jpeg(const std::string& name, const uint8_t* bytes, size_t count, int64_t greatest_pixels);
 Image decode_png(const std::string& name, const uint8_t* bytes, size_t count, int64_t greatest_pixels);
 
-/// Throws Error if there are none, or more than `greatest`.
+/// Throws Error if an image has no pixels, or more than `greatest`.
 void check_image_size(const std::string& name, int64_t height, int64_t width, int64_t greatest_pixels);
 
 }  // namespace lockstep

@@ -17,7 +17,6 @@ namespace {
 
 constexpr int64_t kGreatestFile = int64_t{256} << 20;
 
-/// Which part of an image is used.
 Box part_of(const Image& image, const ImageFolderOptions& options) {
   const auto height = static_cast<double>(image.height), width = static_cast<double>(image.width);
   if (options.stretch) return {0, 0, height, width};

@@ -22,7 +22,7 @@ bool contains(const auto& list, const std::string& text) {
   return std::find(list.begin(), list.end(), text) != list.end();
 }
 
-/// Whether the file is an image that can be read here. One that torchvision could read but we cannot is refused,
+/// Whether the file is an image that can be read here. A format that torchvision reads and we do not is refused,
 /// because leaving it out silently would be wrong.
 bool is_image(const fs::path& path) {
   static const std::array<std::string, 3> kRead{".jpg", ".jpeg", ".png"};
@@ -33,7 +33,7 @@ bool is_image(const fs::path& path) {
   return contains(kRead, extension);
 }
 
-/// Folders at and below `folder`, as os.walk finds them, links followed.
+/// Folders at and below `folder`, as os.walk finds them, following links.
 void collect_folders(const fs::path& folder, int depth, std::vector<fs::path>& folders) {
   if (depth > kGreatestDepth)
     throw RefusedInput(folder.string() + ": more than " + std::to_string(kGreatestDepth) +

@@ -5,7 +5,7 @@
 #include <cstdio>
 // These need <cstdio> first.
 #include <jpeglib.h>
-// And this one needs their macros.
+// This one needs their macros.
 #include <jerror.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct JpegDecoder {
   jpeg_progress_mgr progress{};
   std::jmp_buf back{};
   char text[JMSG_LENGTH_MAX] = "";
-  size_t at = 0;  // bytes that were left when it failed
+  size_t at = 0;  // bytes left when it failed
 
   ~JpegDecoder() { jpeg_destroy_decompress(&info); }
 };
@@ -53,7 +53,7 @@ void limit_scans(j_common_ptr info) {
   std::longjmp(decoder->back, 1);
 }
 
-/// False: `text` has the reason. Sets the size and format of the result of read_rows.
+/// Sets the size and format of the result of read_rows(). Returns false on failure; `text` then has the reason.
 bool read_header(JpegDecoder& decoder, const uint8_t* bytes, size_t count, int64_t greatest_pixels) {
   jpeg_decompress_struct& info = decoder.info;
   info.err = jpeg_std_error(&decoder.errors);

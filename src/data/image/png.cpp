@@ -41,7 +41,7 @@ void give(png_structp png, png_bytep to, size_t count) {
   decoder->at += count;
 }
 
-/// False: `text` says why.
+/// Returns false on failure; `text` then has the reason.
 bool read_header(PngDecoder& decoder, int64_t greatest_pixels) {
   if (setjmp(decoder.back) != 0) return false;
   decoder.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &decoder, fail, ignore);

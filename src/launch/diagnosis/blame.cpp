@@ -9,19 +9,18 @@ namespace {
 
 using Ground = Blame::Ground;
 
-/// From a program that was asked to leave, these codes are no failure.
+/// These codes are no failure of a program that was asked to leave.
 bool is_leaving(const ProcessEnd& how) {
   return how.kind == ProcessEnd::Kind::kExited && (how.value == kExitPreempted || how.value == kExitPreemptedUnsaved);
 }
 
-/// By the order of the ends alone.
 Blame blame_by_order(const std::vector<RankEnd>& ends, const RankEnd& first) {
   std::vector<RankEnd> together;
   for (const auto& end : ends)
     if (end.how.failed() && end.wake_up == first.wake_up) together.push_back(end);
   if (std::any_of(together.begin(), together.end(), was_killed))
     std::erase_if(together, [](const RankEnd& end) { return !was_killed(end); });
-  // A lost machine takes all its ranks along.
+  // A lost machine ends all its ranks.
   if (together[0].how.kind == ProcessEnd::Kind::kLost) together.resize(1);
   Blame blame{.ground = Ground::kOwnEnd, .culprit = together[0], .speaker = together[0].rank};
   for (size_t i = 1; i < together.size(); ++i) blame.also_suspect.push_back(together[i].rank);
@@ -49,7 +48,7 @@ std::optional<int> unnamed_culprit(const std::vector<RankEnd>& ends, const std::
 }
 
 struct Chain {
-  int root;     ///< the rank that all accuse in the end
+  int root;     ///< the rank that all finally accuse
   int witness;  ///< the rank whose page names the root
   bool named;
 };
@@ -72,13 +71,13 @@ std::optional<Chain> follow(const std::vector<RankEnd>& ends, const std::vector<
     }
     chain.witness = chain.root;
     chain.root = next;
-    // Of two ranks whose calls differ, neither is the cause of the other.
+    // Two ranks whose calls differ do not cause each other's failure.
     if (account.failure == RankFailure::kMismatch) return chain;
   }
-  return std::nullopt;  // a circle
+  return std::nullopt;  // a cycle
 }
 
-/// For ranks that cannot say which rank they miss: the culprit may have lost the others because it came too late.
+/// For ranks that cannot name the rank that they miss: the culprit may have lost the others because it came too late.
 void blame_for_coming_late(Blame& blame, const std::vector<RankView>& ranks) {
   if (ranks[static_cast<size_t>(blame.culprit->rank)].account.failure != RankFailure::kPeer) return;
   const auto waited = std::find_if(ranks.begin(), ranks.end(), [](const RankView& rank) {
@@ -89,7 +88,7 @@ void blame_for_coming_late(Blame& blame, const std::vector<RankView>& ranks) {
   blame.witness = blame.speaker = static_cast<int>(waited - ranks.begin());
 }
 
-/// Blame by the statements on the pages, if the first rank to fail may be a victim.
+/// Judges by the statements on the pages, if the first rank to fail may be a victim.
 Blame blame_by_accusation(const std::vector<RankEnd>& ends, const std::vector<RankView>& ranks, const RankEnd& first) {
   Blame by_order = blame_by_order(ends, first);
   if (was_killed(*by_order.culprit)) return by_order;
@@ -101,7 +100,7 @@ Blame blame_by_accusation(const std::vector<RankEnd>& ends, const std::vector<Ra
   const RankStatus& accused = ranks[static_cast<size_t>(chain->root)].account;
   const RankEnd* end = find_end(ends, chain->root);
   if (!chain->named && end == nullptr && !is_own(accused.failure)) {
-    by_order.settled = false;  // the rank that is meant has not shown up yet
+    by_order.settled = false;  // the accused rank has not appeared yet
     if (witness.failure != RankFailure::kMissing) return by_order;
     by_order.ground = Ground::kLateness;
     by_order.speaker = chain->witness;

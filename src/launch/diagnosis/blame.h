@@ -27,10 +27,10 @@ struct Blame {
 };
 
 /// The culprit is the first rank that failed: later ones fail because it is gone, or because they were stopped. Of
-/// several in one wake-up it is one that was killed by a signal, since no rank is killed by another's action.
+/// several in one wake-up, it is one killed by a signal, since no rank is killed by another's action.
 ///
 /// A rank that failed first and names another as the cause is a victim. The culprit is then the rank at the end of the
-/// chain of causes, even if it ended later, with code 0 or not yet. If ranks accuse each other in a circle, or accuse a
+/// chain of causes, even if it ended later, with code 0 or not yet. If ranks accuse each other in a cycle, or accuse a
 /// peer that they cannot name and that does not appear, the order of the ends decides as above.
 ///
 /// A pure function. The members of Blame are those of Verdict.

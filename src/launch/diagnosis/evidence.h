@@ -16,9 +16,9 @@ namespace lockstep {
 /// rest of their output has been read; until then it holds the facts known so far.
 struct Evidence {
   // The ranks' actions.
-  std::vector<RankEnd> ends;    ///< in the order in which they were seen
-  std::vector<RankView> ranks;  ///< by rank
-  int lost_ranks = 0;           ///< of lost machines
+  std::vector<RankEnd> ends;  ///< in the order in which they were seen
+  std::vector<RankView> ranks;
+  int lost_ranks = 0;  ///< of lost machines
 
   // The reason why the launcher ended them although none had failed.
   std::optional<Stall> hang;

@@ -257,7 +257,7 @@ std::string to_json(const FailureReport& report) {
 RunFailure for_program(const FailureReport& report) {
   const auto& culprit = report.verdict.culprit;
   std::string what = report.what;
-  // A rank that did not fail by itself is missed by others, or hung and was ended by us.
+  // A rank that did not fail by itself is missed by others, or hung and was ended by the launcher.
   const bool by_itself = culprit && culprit->how.failed() && !culprit->stopped;
   if (what.empty() && culprit) what = by_itself ? describe(culprit->how) : report.verdict.headline;
   for (const auto& line : report.stall) what.append("\n").append(line);

@@ -23,7 +23,7 @@ bool only_waits(const RankView& rank) {
   return waits(rank) && account.waiting && account.has_one_caller && account.awaited.group != 0;
 }
 
-/// The ranks that only wait and have not called the collective for which this one waits, as bits.
+/// The ranks, as bits, that only wait and have not called the collective for which this one waits.
 uint64_t missing_calls(const std::vector<RankView>& ranks, size_t waiting) {
   if (!only_waits(ranks[waiting])) return 0;
   uint64_t missing = ranks_not_there(ranks, waiting);
@@ -57,7 +57,7 @@ std::optional<GroupCycle> find_group_cycle(const std::vector<RankView>& ranks) {
   uint64_t stuck = 0;
   for (size_t rank = 0; rank < count; ++rank)
     if ((missing[rank] = missing_calls(ranks, rank)) != 0) stuck |= bit(rank);
-  // A rank that waits for none of them may go on.
+  // A rank that waits for none of them may continue.
   for (uint64_t before = 0; before != stuck;) {
     before = stuck;
     for (size_t rank = 0; rank < count; ++rank)

@@ -26,15 +26,14 @@ struct GroupCycle {
   std::string text(const std::vector<RankView>& ranks) const;
 };
 
-/// The cycle is a deadlock, whatever the engine: each rank waits for data of the next, whose only thread that has
-/// called collectives waits, too. A rank that calls from several threads is in no cycle, because a page shows the wait
+/// Finds a cycle, which is a deadlock with any engine: each rank waits for data of the next, whose only thread that has
+/// called collectives also waits. A rank that calls from several threads is in no cycle, because a page shows the wait
 /// of one thread; nor is a rank that waits for a message, or for a rank whose page had no room for the group.
 std::optional<GroupCycle> find_group_cycle(const std::vector<RankView>& ranks);
 
-/// The ranks that have not called the collective for which `waiting` waits, by their pages, as bits.
+/// The ranks, as bits, whose pages show that they have not called the collective for which `waiting` waits.
 uint64_t ranks_not_there(const std::vector<RankView>& ranks, size_t waiting);
 
-/// Whether the waiting ranks wait in collectives of different groups.
 bool wait_in_several_groups(const std::vector<RankView>& ranks);
 
 }  // namespace lockstep

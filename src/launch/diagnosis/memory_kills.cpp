@@ -22,7 +22,7 @@ std::optional<uint64_t> number_in(const fs::path& path) {
   std::ifstream file(path);
   uint64_t value = 0;
   if (!(file >> value)) return std::nullopt;                                 // "max"
-  return value < (uint64_t{1} << 62) ? std::optional(value) : std::nullopt;  // what version 1 calls no limit
+  return value < (uint64_t{1} << 62) ? std::optional(value) : std::nullopt;  // version 1's "no limit"
 }
 
 /// The folder of this process's memory cgroup, and the file names of its version.

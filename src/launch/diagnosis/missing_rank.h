@@ -14,11 +14,11 @@ struct MissingRank {
   int witness = 0;  ///< the first that waits
 };
 
-/// The first such rank. While no rank waits, a program that needs no other rank (`true`, a script, Python) does not
-/// count. Nor does a rank whose child process still lives: that one may join in its place.
+/// Finds the first such rank. While no rank waits, a program that needs no other rank (`true`, a script, Python) does
+/// not count. Nor does a rank whose child process still lives, because that may join in its place.
 std::optional<MissingRank> find_missing_rank(const std::vector<RankEnd>& ends, const std::vector<RankView>& ranks);
 
-/// Whether a running rank may yet wait for one that ended like this.
+/// Whether a running rank may still come to wait for one that ended like this.
 bool may_miss_a_rank(const std::vector<RankEnd>& ends, const std::vector<RankView>& ranks);
 
 /// Whether the rank has neither joined nor failed to, so that others may wait for it to join.

@@ -12,7 +12,7 @@ using std::chrono::seconds;
 constexpr seconds kMostIdleAtOnce(2);
 /// Samples of processor times are rare, since each looks at all processes.
 constexpr seconds kFirstSample(2), kSampleEvery(5);
-/// After its timeout a collective should have failed within this time.
+/// After its timeout a collective should fail within this time.
 constexpr seconds kGiveUpTime(30);
 
 }  // namespace

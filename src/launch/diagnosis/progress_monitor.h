@@ -32,7 +32,7 @@ struct ProgressMonitor {
     std::optional<Clock::duration> processor_time;  ///< at the last sample
     Clock::duration still{0};
     bool computes = false;  ///< between the last two samples
-    bool is_busy = false;   ///< the same, of kBusy of a processor: more than a wait needs
+    bool is_busy = false;   ///< as `computes`, for kBusy of a processor: more than a wait needs
   };
 
   std::vector<uint64_t> beats;
@@ -48,10 +48,9 @@ struct ProgressMonitor {
   bool wants_sample(Clock::duration hang_timeout) const;
   /// Records the ranks' current views. `sampled`: with their processor times. Returns whether a page has changed.
   bool update(const std::vector<RankView>& views, bool sampled, Clock::time_point now);
-  /// Whether each rank computes.
   std::vector<bool> computing() const;
   /// Whether ranks that have been idle for `hang_timeout` will not continue: one is stopped; or all that others may
-  /// wait for have not computed for as long; or those that wait should have given up by themselves.
+  /// wait for have not computed for as long; or waiting ranks should have given up by themselves.
   bool is_hang(const std::vector<RankView>& views, Clock::duration hang_timeout) const;
   /// Whether ranks wait for each other in different groups, which no patience resolves.
   bool is_cycle(const std::vector<RankView>& views) const;

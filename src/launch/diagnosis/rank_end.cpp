@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-/// The program was found before; what else can be wrong?
+/// The program was found before; these are the other possible errors.
 const char* start_hint(int error) {
   if (error == ENOEXEC) return " (neither a binary for this machine nor a script with a #! line)";
   if (error == ENOENT) return " (the interpreter it names is missing)";

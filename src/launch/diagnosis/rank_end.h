@@ -12,7 +12,6 @@
 
 namespace lockstep {
 
-/// The end of one rank.
 struct RankEnd {
   int rank = 0;
   pid_t pid = 0;
@@ -20,8 +19,8 @@ struct RankEnd {
   double seconds = 0;       ///< from its start
   int wake_up = 0;          ///< the launcher's wake-up that saw it: ends of one wake-up have no known order
   bool stopped = false;     ///< it had been asked to stop before
-  uint64_t peak_bytes = 0;  ///< the most resident memory it, or a child it waited for, ever had
-  MemoryKills memory;       ///< of SIGKILL: by the kernel on its machine, from the start of the ranks until then
+  uint64_t peak_bytes = 0;  ///< peak resident memory of the rank, or of a child it waited for
+  MemoryKills memory;       ///< for SIGKILL: by the kernel on its machine, from the start of the ranks until then
   std::string lost;         ///< kLost: the facts known about its machine
   bool ended = true;        ///< false: it is still running, and others accuse it
 
@@ -37,7 +36,7 @@ bool was_killed(const RankEnd& end);
 /// Whether it ended with an uncaught exception, rather than by a signal that looks like one.
 bool ended_by_exception(const RankEnd& end, const RankStatus& account);
 
-/// The text below, or "threw: <the exception's text>".
+/// The text of the next function, or "threw: <the exception's text>".
 std::string describe(const RankEnd& end, const RankStatus& account);
 
 /// "exit code 3", "killed by SIGKILL (Killed)", "could not be started: Exec format error".

@@ -11,11 +11,11 @@
 namespace lockstep {
 namespace {
 
-/// By the rank's own statement. Otherwise a rank that has started a collective may still compute before it waits for
-/// it.
+/// Goes by the rank's own statement. Otherwise a rank that has started a collective may still compute before it waits
+/// for it.
 bool sits_in_a_wait(const RankStatus& account) { return account.waiting || account.waits_for != 0; }
 
-/// Python programs start collectives for which they never wait; a rank that waits names the ranks.
+/// Python programs start collectives for which they never wait; a waiting rank names the ranks.
 bool is_in_collective(const RankStatus& account) {
   return sits_in_a_wait(account) || (account.operation.running && account.phase != RankStatus::Phase::kCommunicates);
 }
@@ -30,7 +30,7 @@ std::string name(int rank) { return "rank " + std::to_string(rank); }
 
 std::string operation_of(const RankView& rank) { return printable(rank.account.operation.text()); }
 
-/// The operation that the rank waits for, which may have been started before its last one.
+/// The operation that the rank waits for, which may be older than the last one that it started.
 std::string awaited_by(const RankView& rank) {
   const RankStatus& account = rank.account;
   const RankStatus::Awaited& awaited = account.awaited;
@@ -42,7 +42,7 @@ std::string awaited_by(const RankView& rank) {
   return text + " (started last: " + operation_of(rank) + ")";
 }
 
-/// By its engine's account, if that knows.
+/// Goes by its engine's account, if that knows.
 uint64_t awaited_ranks(const std::vector<RankView>& ranks, size_t waiting) {
   const uint64_t known = ranks[waiting].account.waits_for;
   return known != 0 ? known : ranks_not_there(ranks, waiting);

@@ -14,7 +14,7 @@ namespace {
 
 using Ground = Blame::Ground;
 
-/// From how the process ended, and what else is known of that.
+/// Goes by the way in which the process ended, and other facts about that.
 int code_of_end(const RankEnd& end, const RankView& rank) {
   switch (end.how.kind) {
     case ProcessEnd::Kind::kSignalled:
@@ -31,10 +31,10 @@ int code_of_end(const RankEnd& end, const RankView& rank) {
   return by_loader ? kExitNotStarted : kExitRankFailed;
 }
 
-/// For a rank that others gave up waiting for.
+/// For a rank for which others gave up waiting.
 int code_of_missing(const RankStatus& account) { return is_before_join(account) ? kExitNotStarted : kExitHang; }
 
-/// Of a failure whose kind the rank itself noted.
+/// For a failure whose kind the rank itself recorded.
 std::optional<int> noted_code(const RankStatus& account) {
   switch (account.failure) {
     case RankFailure::kMissing:
@@ -54,7 +54,7 @@ std::optional<int> noted_code(const RankStatus& account) {
   }
 }
 
-/// The cause of death counts most, then the error that the rank noted, then its exit. Empty: it has not failed by
+/// The cause of death has precedence, then the error that the rank recorded, then its exit. Empty: it has not failed by
 /// itself.
 std::optional<int> code_of_own_failure(const RankEnd& end, const RankView& rank) {
   if (end.failed_by_itself() && was_killed(end)) return code_of_end(end, rank);
@@ -64,7 +64,6 @@ std::optional<int> code_of_own_failure(const RankEnd& end, const RankView& rank)
   return std::nullopt;
 }
 
-/// For a rank that another accuses.
 int code_of_accused(const RankEnd& end, const RankView& rank, RankFailure accusation) {
   const RankStatus& account = rank.account;
   if (accusation == RankFailure::kMismatch) return kExitMismatch;
@@ -76,7 +75,6 @@ int code_of_accused(const RankEnd& end, const RankView& rank, RankFailure accusa
   return done ? kExitMismatch : kExitRankFailed;
 }
 
-/// Where no rank is at fault.
 int code_without_culprit(const Evidence& evidence) {
   if (!evidence.was_asked_to_end()) return kExitOk;
   if (evidence.stop_signal != 0 && !asks_to_leave(evidence.stop_signal)) return 128 + evidence.stop_signal;
@@ -110,7 +108,7 @@ int code_of(const Blame& blame, const Evidence& evidence) {
     case Ground::kNothing:
       break;
   }
-  if (was_killed(end)) return code_of_end(end, rank);  // by the launcher, too
+  if (was_killed(end)) return code_of_end(end, rank);  // killed by the launcher counts, too
   return code_of_own_failure(end, rank).value_or(code_of_end(end, rank));
 }
 
@@ -127,7 +125,7 @@ std::string testimony_of(const Blame& blame, int exit_code, const Evidence& evid
   return says_more ? evidence.ranks[static_cast<size_t>(blame.speaker)].account.failure_text : "";
 }
 
-/// Why the ranks' calls do not match.
+/// Describes why the ranks' calls do not match.
 std::string headline_of_mismatch(const Verdict& verdict, const RankStatus& account) {
   const RankEnd& culprit = *verdict.culprit;
   const std::string other = std::to_string(*verdict.witness);
@@ -142,7 +140,7 @@ std::string headline_of(const Verdict& verdict, const RankView& rank) {
   const RankEnd& culprit = *verdict.culprit;
   const RankStatus& account = rank.account;
   if (verdict.exit_code == kExitMismatch && verdict.witness) return headline_of_mismatch(verdict, account);
-  // Nobody said which rank it waited for.
+  // No rank has said which rank it waited for.
   if (verdict.exit_code == kExitHang && !verdict.witness && account.failure == RankFailure::kMissing &&
       account.peer != culprit.rank)
     return "waited in vain: " + printable_line(verdict.testimony);

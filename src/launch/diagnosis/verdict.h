@@ -25,9 +25,9 @@ struct Verdict {
   std::optional<int> opponent;
 };
 
-/// Determines the culprit (blame.h), the exit code and the wording. A pure function, and the only one that chooses an
-/// exit code for ranks that have run; all that it depends on is in the evidence. While ranks run it judges by the
-/// evidence so far; the result is the verdict on complete evidence.
+/// Determines the culprit (blame.h), the exit code and the wording. A pure function of the evidence, and the only one
+/// that chooses an exit code for ranks that have run. While ranks run it judges by the evidence so far; on complete
+/// evidence the result is the verdict.
 Verdict judge(const Evidence& evidence);
 
 }  // namespace lockstep

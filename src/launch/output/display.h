@@ -14,28 +14,27 @@
 namespace lockstep {
 
 /// The launcher's own stdout and stderr: the output of shown ranks, and its own messages. The output of a single shown
-/// rank is forwarded byte by byte, that of several line by line (see LineMerger).
+/// rank is forwarded byte by byte, the output of several line by line (see LineMerger).
 class Display {
  public:
   /// `shown_ranks`: ascending.
   explicit Display(std::vector<int> shown_ranks);
 
-  /// Connects `output` if its rank is shown.
   void connect(int rank, RankOutput& output);
-  /// The width of the terminal that shows this rank's output byte by byte; empty if there is none.
+  /// The width of the terminal that shows this rank's output byte by byte; empty if none.
   std::optional<int> columns_for(int rank) const;
 
-  /// Prints a message of the launcher to stderr, not in the middle of a rank's line.
+  /// Prints a message of the launcher to stderr, but not in the middle of a rank's line.
   void print(const std::string& lines);
 
   Sink& out() { return out_; }
   Sink& err() { return err_; }
-  /// Whether output is still to be written.
+  /// Whether output remains to be written.
   bool pending() const { return out_.pending() || err_.pending(); }
   /// The next time at which tick() has work; empty if none.
   std::optional<Clock::time_point> due() const;
   void tick();
-  /// The ranks have ended: shows the waiting lines.
+  /// Called when the ranks have ended: shows the waiting lines.
   void finish();
   /// Whether the terminal on which the launcher was started is gone.
   bool terminal_is_gone() const;

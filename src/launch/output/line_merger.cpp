@@ -23,7 +23,7 @@ void LineMerger::add_line(int rank, std::string_view line, Clock::time_point now
   while (at < waiting_.size() && waiting_[at].line != line) ++at;
   if (at == waiting_.size()) at = move_behind(next, rank, line);
   if (at == waiting_.size()) {
-    // As early as the order of the rank's own lines allows. It does not delay what waits behind it.
+    // As early as the order of the rank's own lines allows, without delaying lines that wait after it.
     const auto until = next < waiting_.size() ? waiting_[next].until : now + kWindow;
     waiting_.insert(waiting_.begin() + static_cast<ptrdiff_t>(next), {std::string(line), {}, until});
     at = next;
@@ -43,7 +43,7 @@ size_t LineMerger::after_the_last_of(int rank) const {
 size_t LineMerger::move_behind(size_t next, int rank, std::string_view line) {
   for (size_t at = next; at-- > 0;) {
     if (waiting_[at].line != line || waiting_[at].has(rank)) continue;
-    // The lines that must stay behind this one: those that came after it from any of its ranks, and so on.
+    // The lines that must stay after this one: those that came after it from any of its ranks, and so on.
     std::set<int> ranks;
     std::vector<Waiting> before, behind;
     for (size_t i = at; i < next; ++i) {

@@ -24,7 +24,6 @@ class LineMerger {
   /// `ranks`: the ranks whose lines are shown.
   LineMerger(Sink& sink, std::vector<int> ranks);
 
-  /// Adds whole lines of one rank.
   void add(int rank, std::string_view lines, Clock::time_point now);
   /// Shows lines that have waited long enough.
   void release(Clock::time_point now);
@@ -43,16 +42,16 @@ class LineMerger {
   };
 
   void add_line(int rank, std::string_view line, Clock::time_point now);
-  /// The first place at which the rank's next line may stand.
+  /// The first position for the rank's next line.
   size_t after_the_last_of(int rank) const;
   /// Moves an equal line of other ranks from before `next` to just after the rank's last line, if the order of every
-  /// rank's lines allows it. Returns its place; the number of waiting lines if there is none.
+  /// rank's lines allows it. Returns its position, or the number of waiting lines if there is none.
   size_t move_behind(size_t next, int rank, std::string_view line);
   void show_first();
 
   Sink& sink_;
   const std::vector<int> ranks_;
-  std::deque<Waiting> waiting_;  // in the order in which they will be shown; none waits for longer than the next
+  std::deque<Waiting> waiting_;  // in the order of showing; none waits longer than the next
 };
 
 }  // namespace lockstep

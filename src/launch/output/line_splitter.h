@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// Splits a stream of bytes into lines. Of a line redrawn after carriage returns only the last state counts, without
+/// Splits a stream of bytes into lines. For a line redrawn after carriage returns only the last state counts, without
 /// the escape sequence that erases the rest of a longer one. A line over kMaxLineBytes is broken.
 class LineSplitter {
  public:
@@ -20,7 +20,7 @@ class LineSplitter {
 
  private:
   std::string line_;
-  bool redrawn_ = false;  // a carriage return came; whatever follows, except a newline, replaces the line
+  bool redrawn_ = false;  // after a carriage return: the following text, except a newline, replaces the line
 };
 
 /// The last lines of a text.

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// The time stamp of a line that comes now.
+/// The time stamp of a line that arrives now.
 std::string time_stamp() {
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
@@ -47,7 +47,7 @@ void RankLog::add(std::string_view lines) {
   dropped_lines_ += lost;
 }
 
-/// Notes the gap, before the first line after it. False while the file takes nothing.
+/// Records the gap, before the first line after it. Returns false while the file accepts nothing.
 bool RankLog::note_gap(const std::string& stamp) {
   if (gap_lines_ == 0) return true;
   std::string note = torn_ ? "\n" : "";

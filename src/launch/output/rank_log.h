@@ -8,10 +8,10 @@
 
 namespace lockstep {
 
-/// The log file of one rank: its lines, each after its time of arrival in UTC: "2026-01-31T23:59:59.123Z line". So
-/// `sort -m` merges the logs of several ranks, and of several machines. The file is created at the first line; existing
-/// content stays. Lines that cannot be written (a full disk) are counted, and the gap is noted once lines can be
-/// written again.
+/// The log file of one rank: its lines, each preceded by its time of arrival in UTC: "2026-01-31T23:59:59.123Z line".
+/// So `sort -m` merges the logs of several ranks, and of several machines. The file is created at the first line;
+/// existing content stays. Lines that cannot be written (a full disk) are counted, and the gap is recorded once lines
+/// can be written again.
 class RankLog {
  public:
   explicit RankLog(std::string path) : path_(std::move(path)) {}

@@ -16,7 +16,7 @@ FileDescriptor RankOutput::open(Stream& stream) {
   if (::pipe2(ends, O_CLOEXEC) != 0)
     throw LaunchError(kExitResourceLimit, std::string("making a pipe: ") + std::strerror(errno));
   stream.pipe = FileDescriptor(ends[0]);
-  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);  // our end only: the rank's stays an ordinary, blocking one
+  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);  // our end only: the rank's stays blocking
   return FileDescriptor(ends[1]);
 }
 
@@ -42,7 +42,7 @@ void RankOutput::take(Stream& stream, std::string_view bytes) {
 
 void RankOutput::finish() {
   for (auto& stream : streams_) {
-    // No more than the pipe holds now: a process that left the rank's group may still be writing.
+    // No more than the pipe holds now, because a process that left the rank's group may still be writing.
     int held = 0;
     if (stream.pipe) ::ioctl(stream.pipe.get(), FIONREAD, &held);
     for (int taken = 0; stream.pipe && taken < held; taken += 4096) read(stream);

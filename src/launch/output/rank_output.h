@@ -39,8 +39,8 @@ class RankOutput {
   void read(Stream& stream);
   /// Takes a piece that arrived by other means than the pipe.
   void take(Stream& stream, std::string_view bytes);
-  /// From now on passes data to `forward`, with the stream's number, instead of keeping it. Empty data: the end of the
-  /// stream.
+  /// From now on passes data to `forward`, with the stream's number, instead of keeping it. Empty data marks the end of
+  /// the stream.
   void forward(std::function<void(size_t stream, std::string_view bytes)> forward) { forward_ = std::move(forward); }
   /// Reads all that the pipes hold, ends the last lines and closes the pipes.
   /// REQUIRES: the rank is gone.

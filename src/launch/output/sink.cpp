@@ -23,8 +23,8 @@ bool is_writable(int fd) {
 }  // namespace
 
 Sink::Sink(int fd) : fd_(fd), is_terminal_(::isatty(fd) == 1) {
-  // O_NONBLOCK belongs to the open file, which is shared with the parent process: open it once more for ourselves. If
-  // that fails, we write pieces small enough for a pipe that poll calls writable.
+  // O_NONBLOCK belongs to the open file, which is shared with the parent process, so the file is opened again. If that
+  // fails, pieces small enough for a pipe that poll calls writable are written.
   struct stat status {};
   if (!is_terminal_ && !(::fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode))) return;
   const std::string path = "/proc/self/fd/" + std::to_string(fd);

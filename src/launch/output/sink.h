@@ -12,9 +12,9 @@ namespace lockstep {
 
 /// The launcher's own stdout or stderr, written without ever blocking.
 ///
-/// A slow reader slows the rank down, as it would without a launcher (see full()). A terminal that has stopped does
-/// not, nor does a reader that has taken nothing for kPatience: output that they do not take is dropped and counted. If
-/// the reader is gone, or the file's disk is full, nothing changes for the rank.
+/// A slow reader slows the rank down, as it would without a launcher (see full()). A stopped terminal does not, nor
+/// does a reader that has read nothing for kPatience: their output is dropped and counted. If the reader is gone, or
+/// the file's disk is full, the rank is not affected.
 class Sink {
  public:
   static constexpr std::chrono::seconds kPatience{5};
@@ -28,7 +28,6 @@ class Sink {
 
   int fd() const { return fd_; }
   bool is_terminal() const { return is_terminal_; }
-  /// Whether data are queued.
   bool pending() const { return !queue_.empty(); }
   /// Whether the queue is so long that no more should be read from the rank.
   bool full() const;
@@ -40,12 +39,11 @@ class Sink {
   bool terminal_is_gone() const;
   /// Ends an unfinished line.
   void start_line();
-  /// Number of bytes dropped.
   size_t dropped_bytes() const { return dropped_bytes_; }
 
  private:
   int fd_;
-  FileDescriptor reopened_;  // the same pipe or terminal, in non-blocking mode for us alone
+  FileDescriptor reopened_;  // the same pipe or terminal, non-blocking for this process alone
   bool is_terminal_;
   bool closed_ = false;  // its reader is gone
   bool hung_ = false;    // its reader has read nothing for kPatience

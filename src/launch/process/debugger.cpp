@@ -35,7 +35,8 @@ void check_terminal_for_debugger() {
 }
 
 LentTerminal::LentTerminal(pid_t group) {
-  // In the background, SIGTTOU would stop us when we take the terminal back or, on some terminals, write to it.
+  // In the background, SIGTTOU would stop this process when it takes the terminal back or, on some terminals, writes to
+  // it.
   sigset_t output;
   sigemptyset(&output);
   sigaddset(&output, SIGTTOU);

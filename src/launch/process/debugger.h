@@ -17,8 +17,8 @@ struct DebuggerCommand {
 DebuggerCommand under_debugger(const std::string& program, const std::vector<std::string>& command,
                                const std::string& search_path);
 
-/// Throws LaunchError (bad command line) unless a debugger can use the launcher's terminal: stdin and stdout are one,
-/// and the launcher is in its foreground.
+/// Throws LaunchError (bad command line) unless a debugger can use the launcher's terminal: stdin and stdout are
+/// terminals, and the launcher is in the foreground.
 void check_terminal_for_debugger();
 
 /// Lends the terminal of stdin to a child's process group until destroyed. Meanwhile the launcher may still write to

@@ -28,7 +28,7 @@ std::string new_launcher_mark() {
          std::to_string(Clock::now().time_since_epoch().count()) + "=1";
 }
 
-/// A killed process may have started others just before. An orphan is adopted by the launcher, which would keep it as a
+/// A killed process may just have started others. An orphan is adopted by the launcher, which would keep it as a
 /// zombie.
 void kill_marked(const std::string& mark, std::chrono::milliseconds timeout) {
   const Deadline deadline(timeout);
@@ -56,7 +56,7 @@ void kill_all(const std::vector<pid_t>& groups, const std::string& mark) {
 
 /// The guard's process: reads groups (negative: to forget) until the launcher is gone.
 [[noreturn]] void keep_guard(int pipe, int patience_ms, const std::string& mark) {
-  // Out of reach of signals to the launcher's group, and without its descriptors.
+  // Out of reach of signals to the launcher's group, and without the launcher's descriptors.
   ::setsid();
   ::prctl(PR_SET_NAME, "lockstep-guard");
   ::dup2(pipe, 0);
@@ -95,7 +95,7 @@ Guard::Guard(std::chrono::milliseconds patience) : mark_(new_launcher_mark()) {
 
 void Guard::forget(pid_t group) const {
   const pid_t gone = -group;
-  // It cannot fail while the guard lives; if the guard was killed, there is nothing to forget.
+  // This cannot fail while the guard lives; if the guard was killed, there is nothing to forget.
   [[maybe_unused]] const ssize_t written = ::write(pipe_.get(), &gone, sizeof gone);
 }
 

@@ -22,15 +22,15 @@ namespace lockstep {
 namespace {
 
 constexpr std::chrono::milliseconds kGroupTimeout(500);
-/// Of this process for a rank that runs: its two outputs, its connection to the store, its process, and why it could
-/// not be started.
+/// Descriptors of this process for a running rank: its two outputs, its connection to the store, its process, and the
+/// reason why it could not be started.
 constexpr size_t kDescriptorsOfARank = 5;
 /// The ends that become a rank's, while it is started.
 constexpr size_t kDescriptorsOfAStart = 6;
 
 constexpr ProcessEnd kKilled{ProcessEnd::Kind::kSignalled, SIGKILL};
 
-/// Empty when the rank inherits the launcher's.
+/// Empty if the rank inherits the launcher's.
 FileDescriptor input_of(const TeamSetup& setup, int rank, bool share) {
   FileDescriptor input;
   if (rank == 0 && !share && !setup.options.debugged_rank && !setup.options.in_process) {
@@ -104,7 +104,8 @@ void LocalTeam::start_rank(const TeamSetup& setup, int rank, int restarts) {
     store_.add_client(std::move(pair.first));
     theirs = std::move(pair.second);
   }
-  // A debugger has the terminal to itself: its rank's output is not kept. Nor is that of lockstep::spawn's ranks.
+  // A debugger has the terminal to itself, so its rank's output is not kept. Nor is the output of lockstep::spawn's
+  // ranks.
   const bool debugged = rank == options_.debugged_rank;
   FileDescriptor output, error, input;
   if (!debugged && !options_.in_process) {
@@ -183,11 +184,11 @@ RanksObserved LocalTeam::observe(bool process_states, bool processor_times) {
     RankView& view = seen.ranks.emplace_back(view_of(rank));
     somebody_joins = somebody_joins || (!rank.ended && view.account.phase == RankStatus::Phase::kJoining);
     if (rank.ended || !process_states) continue;
-    // The rank's own process may only have started the one that writes the page.
+    // The rank's own process may only have started the process that writes the page.
     view.process_state = process_state(rank.pid);
     if (view.process_state != 'T' && view.account.pid > 0) view.process_state = process_state(view.account.pid);
   }
-  // It matters only then, and only for these ranks: it inspects all processes.
+  // It matters only then, and only for these ranks, because it inspects all processes.
   for (size_t i = 0; somebody_joins && i < ranks_.size(); ++i)
     if (RankView& view = seen.ranks[i]; view.ended && may_be_waited_for(view.account))
       view.outlived = group_lives(ranks_[i].pid) || (view.account.pid > 0 && view.account.pid != ranks_[i].pid &&
@@ -246,7 +247,7 @@ std::string LocalTeam::error_text(int rank) const {
   return folder_.empty() ? "" : read_error_file(error_file(folder_, rank));
 }
 
-/// Since the start. The kernel counts before it kills.
+/// Counted since the start. The kernel counts before it kills.
 MemoryKills LocalTeam::memory_kills() const {
   MemoryKills now = count_memory_kills();
   now.count -= std::min(now.count, before_.count);

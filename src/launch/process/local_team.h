@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// The ranks of a run on several machines that are on this one. `count` 0: all are.
+/// This machine's share of a run on several machines. `count` 0: all ranks.
 struct MachineShare {
   int first_rank = 0;
   int count = 0;
@@ -19,7 +19,7 @@ struct MachineShare {
   int terminal_columns = 0;
   /// The rank's end of a connection to the store of all ranks.
   std::function<FileDescriptor(int rank)> connect_to_store;
-  /// Takes a rank's output, by the number of its stream; empty bytes: the stream has ended.
+  /// Takes a rank's output, by the number of its stream; empty bytes mark the end of the stream.
   std::function<void(int rank, size_t stream, std::string_view bytes)> take_output;
   std::function<bool()> takes_output;  ///< whether take_output can take more now
 };
@@ -40,7 +40,7 @@ class LocalTeam final : public Team {
   std::string host_of(int rank) const override;
   std::string error_text(int rank) const override;
 
-  /// Null if there is none.
+  /// Null if none.
   const RankBoard* board() const { return board_ ? &*board_ : nullptr; }
 
  private:

@@ -70,7 +70,7 @@ bool prefer_memory_of(int node) {
   unsigned long mask[16] = {};
   if (node < 0 || node >= 16 * kBits) return false;
   mask[node / kBits] = 1UL << (node % kBits);
-  // The kernel's count of bits is one too large.
+  // The kernel expects one more than the number of bits.
   return ::syscall(SYS_set_mempolicy, MPOL_PREFERRED, mask, 16UL * kBits + 1) == 0;
 }
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* kSelf = "/proc/self/exe";
 
-/// As the launcher's main() does it.
+/// As the launcher's main() does.
 int launch_and_report(const RanksArgument& asked) {
   try {
     LaunchOptions options;
@@ -46,7 +46,7 @@ std::string own_program() {
   if (!unknown && ::stat(path.c_str(), &named) == 0 && ::stat(kSelf, &executed) == 0 &&
       named.st_dev == executed.st_dev && named.st_ino == executed.st_ino)
     return path.string();
-  return kSelf;  // a child's link leads to the same program, whatever happened to its name
+  return kSelf;  // a child's link leads to the same program, even after renaming
 }
 
 std::vector<std::string> own_arguments() {

@@ -30,7 +30,7 @@ void become(const ProcessStart& start, const LauncherSettings& settings, char* c
             char* const* environment, const cpu_set_t* cpus, pid_t launcher) {
   if (::setpgid(0, 0) != 0) return;
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
-  if (::getppid() != launcher) ::_exit(1);  // the launcher died before the line above
+  if (::getppid() != launcher) ::_exit(1);  // the launcher died before the previous line
   const pid_t self = ::getpid();
   if (::write(start.announce, &self, sizeof self) != sizeof self) return;
   if (::dup2(start.input, 0) < 0 || ::dup2(start.output, 1) < 0 || ::dup2(start.error, 2) < 0) return;
@@ -49,7 +49,7 @@ LauncherSettings::LauncherSettings() {
   sigset_t handled;
   sigemptyset(&handled);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGCONT}) {
-    // A signal that we were started with ignored (nohup) stays ignored; if blocked, it would still arrive.
+    // A signal that was ignored at the start (nohup) stays ignored; if blocked, it would still arrive.
     struct sigaction before {};
     ::sigaction(signal, nullptr, &before);
     if (before.sa_handler != SIG_IGN) sigaddset(&handled, signal);

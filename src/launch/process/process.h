@@ -38,7 +38,7 @@ class LauncherSettings {
 
 struct ProcessStart {
   std::string program;                      ///< path to execute
-  std::vector<std::string> arguments;       ///< argv, from the program's name on
+  std::vector<std::string> arguments;       ///< argv, starting with the program's name
   std::vector<std::string> environment;     ///< NAME=value
   std::vector<int> cpus;                    ///< CPUs on which it may run; empty: the launcher's
   int memory_node = -1;                     ///< the node whose memory it takes first, if the kernel allows it; -1: any
@@ -54,7 +54,7 @@ struct ProcessEnd {
     kExited,      ///< value: the exit code
     kSignalled,   ///< value: the signal
     kNotStarted,  ///< value: the errno of exec or of a call before it
-    kLost,        ///< its machine is out of reach, and its end is not known
+    kLost,        ///< its machine is out of reach, and its end is unknown
   };
   Kind kind = Kind::kExited;
   int value = 0;
@@ -63,8 +63,8 @@ struct ProcessEnd {
   bool operator==(const ProcessEnd&) const = default;
 };
 
-/// A child in a process group of its own, killed when the launcher's process ends. After its end the child stays a
-/// zombie until this object is destroyed, so its pid, which is also its group's, cannot be reused.
+/// A child in its own process group, killed when the launcher's process ends. After its end the child stays a zombie
+/// until this object is destroyed, so its pid, which is also its group's, cannot be reused.
 class Process {
  public:
   /// Returns before it is known whether the program starts; end() reports that. Throws LaunchError if the system allows
@@ -80,7 +80,7 @@ class Process {
   int pidfd() const { return pidfd_.get(); }
   /// Its end; empty while it runs.
   std::optional<ProcessEnd> end();
-  /// Its peak resident memory, after its end. 0: not known.
+  /// Its peak resident memory, after its end. 0: unknown.
   uint64_t peak_bytes() const { return peak_bytes_; }
   /// Signals the process and its whole group.
   void signal_group(int signal) const;
@@ -94,7 +94,7 @@ class Process {
   FileDescriptor pidfd_;
   std::optional<ProcessEnd> end_;
   uint64_t peak_bytes_ = 0;
-  FileDescriptor failure_;  // an errno arrives here if exec fails, end of file if it succeeds
+  FileDescriptor failure_;  // receives an errno if exec fails, end of file if it succeeds
 };
 
 }  // namespace lockstep

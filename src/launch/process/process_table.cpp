@@ -17,7 +17,7 @@ namespace {
 struct Stat {
   char state = 0;
   pid_t pid = 0, parent = 0, group = 0;
-  uint64_t ticks = 0;  ///< of processor time, with those of children that it has waited for
+  uint64_t ticks = 0;  ///< of processor time, including children that it has waited for
 };
 
 std::optional<Stat> stat_of(pid_t pid) {
@@ -41,7 +41,7 @@ std::vector<Stat> stats_of_all() {
 
 constexpr size_t kNobody = ~size_t{0};
 
-/// Finds the family of each process: that of its group, or else of its parent.
+/// Finds the family of each process: its group's, or else its parent's.
 class Owners {
  public:
   Owners(const std::vector<Stat>& processes, const std::vector<ProcessFamily>& families) {
@@ -64,7 +64,7 @@ class Owners {
   }
 
  private:
-  static constexpr int kDeepest = 1000;  // they were not all read at the same instant: parents could form a circle
+  static constexpr int kDeepest = 1000;  // they were not all read at once, so parents could form a cycle
 
   std::unordered_map<pid_t, const Stat*> processes_;
   std::unordered_map<pid_t, size_t> groups_, known_;

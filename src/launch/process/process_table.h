@@ -16,12 +16,12 @@ bool group_lives(pid_t group);
 
 /// The processes whose processor time is summed.
 struct ProcessFamily {
-  pid_t group = 0;   ///< a process group
-  pid_t member = 0;  ///< a process that belongs to it whatever its group; 0: none
+  pid_t group = 0;
+  pid_t member = 0;  ///< a process that belongs to the family whatever its group; 0: none
 };
 
 /// The processor time that each family has used: all threads of its processes, of their children, and of children they
-/// waited for. Shrinks when a process ends that no family member waits for. Inspects every process of the machine,
+/// waited for. Shrinks when a process ends for which no family member waits. Inspects every process of the machine,
 /// once.
 std::vector<Clock::duration> processor_times(const std::vector<ProcessFamily>& families);
 

@@ -118,7 +118,7 @@ std::string describe_plan(const LaunchOptions& options, const EnvironmentBlock& 
     text << "rank " << rank << "\n  program     " << command.program << "\n  command    ";
     for (const auto& argument : command.arguments) text << ' ' << shell_word(argument);
     text << "\n  cpus        " << place_text(command.placement) << "\n  environment";
-    // Only what the launcher adds or changes: the rest is inherited.
+    // Only the launcher's additions and changes: the rest is inherited.
     for (const std::string& variable : rank_environment(environment, place)) {
       const std::string name = variable.substr(0, variable.find('='));
       const bool inherited = std::find(environment.begin(), environment.end(), variable) != environment.end();

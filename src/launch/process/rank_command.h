@@ -15,17 +15,17 @@ struct RankCommand {
   int threads = 1;  ///< its share of the cores
 };
 
-/// `environment`: the ranks'. Inspects the machine; throws LaunchError if the program, the debugger or the CPUs are
+/// `environment` is the ranks'. Inspects the machine. Throws LaunchError if the program, the debugger or the CPUs are
 /// missing.
 std::vector<RankCommand> plan_ranks(const LaunchOptions& options, const EnvironmentBlock& environment);
 
-/// Warnings for the user about options that this machine cannot serve, or serves badly.
+/// Warnings for the user about options that this machine cannot support, or supports badly.
 std::vector<std::string> plan_warnings(const LaunchOptions& options, const EnvironmentBlock& environment);
 /// Throws LaunchError (bad command line) if a number of ranks that --elastic allows is impossible. `here`: all ranks
 /// are on this machine.
 void check_elastic(const LaunchOptions& options, const EnvironmentBlock& environment, bool here);
 
-/// A warning that the results depend on the number of ranks; empty if they do not, or it does not change.
+/// A warning that the results depend on the number of ranks; empty if they do not, or the number does not change.
 std::string elastic_warning(const LaunchOptions& options, const EnvironmentBlock& environment);
 
 /// For --dry-run: each rank's command, its additional environment, and its CPUs.

@@ -46,13 +46,13 @@ struct TeamSetup {
   const Guard& guard;
   Display& display;
   TerminalInput& input;  ///< becomes rank 0's
-  int memory_fd;         ///< of StateMemory; -1: there is none
+  int memory_fd;         ///< of StateMemory; -1: none
   int master_port;
   const std::string run_id;
 };
 
-/// The ranks of one start and the resources that belong to it alone. Passive: the owner polls the descriptors that
-/// watch() adds, calls tick() after every turn, and takes the events.
+/// The ranks of one start and their own resources. Passive: the owner polls the descriptors that watch() adds, calls
+/// tick() after every turn, and takes the events.
 class Team {
  public:
   virtual ~Team() = default;
@@ -84,7 +84,7 @@ class Team {
   /// The current state of the ranks. `process_states`, `processor_times`: also read these from /proc.
   virtual RanksObserved observe(bool process_states, bool processor_times) = 0;
 
-  /// Asks, through the board, that the ranks choose a step after which all leave.
+  /// Asks the ranks, through the board, to choose a step after which all leave.
   virtual void ask_to_leave() = 0;
   /// For `lockstep status`, which finds the run by its folder.
   RunRecord::Contents record() const;
@@ -94,7 +94,7 @@ class Team {
   virtual void kill() = 0;
   /// Kills leftovers in the ranks' process groups, and reads the rest of their output.
   virtual void finish() = 0;
-  /// Waits, for a limited time, until nothing is left. Called after finish().
+  /// Waits, for a limited time, until no process is left. Called after finish().
   virtual void await_end() = 0;
 
   /// The machine that the rank runs on.
@@ -108,9 +108,7 @@ class Team {
 
  protected:
   Team() = default;
-  /// The contents of the rank's page.
   RankStatus account_of(const Rank& rank) const;
-  /// The launcher's view of the rank.
   RankView view_of(const Rank& rank) const;
 
   std::optional<RankBoard> board_;
@@ -121,21 +119,21 @@ class Team {
   int signal_ = 0;
 };
 
-/// The place of a run's ranks, if they are not processes that the launcher starts itself.
+/// Starts a run's ranks in other places than processes of the launcher.
 class RankPlaces {
  public:
   virtual ~RankPlaces() = default;
   /// Starts the ranks: in a first start as many as there are places, later setup.options.ranks of them, if the run is
   /// elastic. Throws LaunchError if that fails.
   virtual std::unique_ptr<Team> start(const TeamSetup& setup, int restarts) = 0;
-  /// If the next start has fewer ranks, the place of this rank of the last start is dropped first.
+  /// If the next start has fewer ranks, drops the place of this rank of the last start first.
   virtual void leave_out(int rank) = 0;
-  /// The template of the command that starts a program on another machine; empty if there is none.
+  /// The template of the command that starts a program on another machine; empty if none.
   virtual std::string launch_command() const = 0;
   /// keep_state() on the machines that hold the states.
   /// REQUIRES: no rank runs, and end() has not been called.
   virtual KeptState keep_state(const std::string& other_folder, bool is_sound) = 0;
-  /// The run is over, or could not continue. Called once, after the last start.
+  /// Called once, after the last start, when the run is over or could not continue.
   virtual void end(int exit_code) = 0;
 };
 

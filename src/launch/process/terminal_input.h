@@ -6,9 +6,9 @@
 
 namespace lockstep {
 
-/// Forwards input typed on the launcher's terminal to rank 0. Rank 0 cannot read the terminal itself: it is in a
-/// process group of its own, and the kernel stops a process that reads a terminal from outside its foreground group.
-/// Input that is not a terminal needs none of this; rank 0 simply inherits it.
+/// Forwards input typed on the launcher's terminal to rank 0. Rank 0 cannot read the terminal itself: it is in its own
+/// process group, and the kernel stops a process that reads a terminal from outside its foreground group. Input that is
+/// not a terminal needs none of this; rank 0 simply inherits it.
 class TerminalInput {
  public:
   TerminalInput() = default;  ///< forwards nothing

@@ -4,7 +4,7 @@
 
 #include "observe/events/crc32c.h"
 
-// Field numbers are those of the .proto files named beside them.
+// Field numbers are those of the .proto files named next to them.
 
 namespace lockstep {
 namespace {

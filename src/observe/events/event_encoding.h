@@ -20,7 +20,7 @@ struct EventMoment {
 
 /// The first event of every file.
 std::string version_event(double wall_s);
-/// Training starts or resumes at this step: contents of earlier files in the folder about later steps are void.
+/// Training starts or resumes at this step: events of later steps in earlier files of the folder are void.
 std::string session_start_event(EventMoment at);
 
 /// Contents of summaries, apart from the tag.
@@ -31,7 +31,7 @@ struct PngImage {
 struct TextContent {
   std::string_view markdown;
 };
-/// A summary of the hyperparameter plugin: its metadata is all its content.
+/// A summary of the hyperparameter plugin, whose only content is its metadata.
 struct HparamsContent {
   std::string plugin_data;
 };
@@ -48,7 +48,7 @@ struct HparamsMessages {
 };
 HparamsMessages encode_hparams(const Hparams& hparams, const std::map<std::string, double>& metrics, double wall_s);
 
-/// A record of an event file: length, masked checksum of it, message, masked checksum of that.
+/// A record of an event file: length, masked checksum of the length, message, masked checksum of the message.
 void append_record(std::string& out, std::string_view message);
 
 }  // namespace lockstep

@@ -35,12 +35,12 @@ class EventReader {
 
   /// The next event; nothing at the end of the file or of its readable part.
   std::optional<Event> next();
-  /// Why reading ended before the end of the file, e.g. "record 3 at byte 211 has a wrong checksum"; empty if it did
-  /// not.
+  /// The reason why reading ended before the end of the file, e.g. "record 3 at byte 211 has a wrong checksum"; empty
+  /// if it did not.
   const std::string& trouble() const { return trouble_; }
 
  private:
-  /// `count` bytes into bytes_; false and trouble at the end of the stream.
+  /// Reads `count` bytes into bytes_; at the end of the stream sets the trouble and returns false.
   bool read(uint64_t count);
   std::nullopt_t stop(const char* what);
 

@@ -27,7 +27,7 @@ std::vector<double> all_limits() {
   return limits;
 }
 
-/// How many of the limits above zero are <= value, or < value. Estimated by the logarithm, then corrected.
+/// The number of limits above zero that are <= value, or < value. Estimated by the logarithm, then corrected.
 size_t limits_below(double value, bool or_equal) {
   const std::vector<double>& limits = positive_limits();
   if (!(value >= limits.front())) return 0;

@@ -18,7 +18,7 @@ StepConstants sgd_constants(const SgdNumbers& numbers, bool first);
 struct AdamNumbers {
   double lr, beta1, beta2, eps, weight_decay;
 };
-/// The constants of step `t`, from 1. `decoupled`: AdamW, whose decay acts on the parameter itself.
+/// The constants of step `t`, from 1. `decoupled`: AdamW, which applies the decay to the parameter itself.
 StepConstants adam_constants(const AdamNumbers& numbers, double t, bool decoupled);
 
 }  // namespace lockstep::optim

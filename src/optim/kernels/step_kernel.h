@@ -50,7 +50,7 @@ using StepFunction = void (*)(const StepTask&);
 ///
 /// float16 and bfloat16 are computed in float and rounded when stored. `with_master` (for these two): StepTask::master
 /// keeps the precision that the parameter lacks. If the master does not round to the parameter, other code has written
-/// the parameter, which then counts; so the master may start with any value.
+/// the parameter, and the parameter counts; so the master may start with any value.
 StepFunction find_step(shm::DataType type, Algorithm algorithm, bool with_master = false,
                        shm::InstructionSet set = shm::best_instruction_set());
 

@@ -10,19 +10,19 @@
 
 // A bucket goes through three groups, one after the other:
 //
-//   inside     the ranks of a machine: the sum of their gradients, to the first of them, which leads the machine
+//   inside     the ranks of a machine: the sum of their gradients, to the first rank, which leads the machine
 //   between    the machines' leaders: the inner hook, on these sums
 //   inside     the result, from the leader to all ranks of its machine
 //
-// The inner hook needs a finished sum, so a bucket's sum is awaited when the next bucket comes, or when backward has
-// ended. By then it is usually there, and the inner hook's messages travel while backward continues.
+// The inner hook needs a finished sum, so a bucket's sum is awaited when the next bucket arrives, or when backward has
+// ended. By then it is usually done, and the inner hook's messages are in flight while backward continues.
 
 namespace lockstep {
 namespace {
 
-/// In the saved state: whether this rank led its machine. Only leaders' inner hooks know anything.
+/// In the saved state: whether this rank led its machine. Only leaders' inner hooks have state.
 constexpr const char* kLeads = "leads_machine";
-/// Nobody has led yet, or every rank has the same state.
+/// No rank has led yet, or every rank has the same state.
 constexpr int64_t kFollowed = 0, kLed = 1, kAnyPlace = 2;
 
 class BetweenMachinesHook : public CommHook {
@@ -56,7 +56,7 @@ class BetweenMachinesHook : public CommHook {
   void load_state_dict(const StateDict& state) override {
     inner_->load_state_dict(without_place(state));
     place_ = place_in(state);
-    group_.reset();  // the next reduction compares the places
+    group_.reset();  // the next reduction compares the positions
   }
   void load_from_ranks(const std::vector<StateDict>& ranks) override {
     std::vector<StateDict> of_leaders;
@@ -87,7 +87,7 @@ class BetweenMachinesHook : public CommHook {
     return inner;
   }
 
-  /// Every rank calls it.
+  /// REQUIRES: every rank calls it.
   void find_machines(const Group& group) {
     std::vector<std::string> machines;
     std::vector<int> followed;
@@ -116,24 +116,24 @@ class BetweenMachinesHook : public CommHook {
     group_ = group;
   }
 
-  /// Hands the machine's sum of the last bucket to the inner hook, unless that has happened or its backward has failed.
+  /// Passes the machine's sum of the last bucket to the inner hook, unless that is done or its backward has failed.
   void start_last() {
     const std::shared_ptr<Part> part = last_.lock();
     if (!part || part->is_started) return;
     part->is_started = true;
     part->sum.wait();
     if (!between_) return;
-    // The mean over the machines of these is the mean over the ranks.
+    // The mean of these over the machines is the mean over the ranks.
     if (part->bucket.op == ReduceOp::kMean) part->bucket.gradients.mul_(share_);
     part->finish = inner_->reduce(part->bucket, *between_);
   }
 
   const CommHookPtr inner_;
   int64_t place_ = kAnyPlace;
-  std::optional<Group> group_;             ///< that the following belong to
+  std::optional<Group> group_;             ///< to which the following members belong
   std::optional<Group> inside_, between_;  ///< between_: on leaders
   int machines_ = 0;
-  double share_ = 1;  ///< machines a rank
+  double share_ = 1;  ///< machines per rank
   std::weak_ptr<Part> last_;
 };
 

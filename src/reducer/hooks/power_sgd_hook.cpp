@@ -7,20 +7,20 @@
 
 #include "reducer/hooks/all_reduce_hook.h"
 
-// One step of a bucket, from the matrices M_r of rank r (its gradients, and its error of the step before) to one
+// One step of a bucket, from the matrices M_r of rank r (its gradients plus its error of the previous step) to one
 // approximation on all ranks:
 //
 //   reduce    Q = orthogonal basis of the last step's Q, or of random numbers that all ranks share;  P_r = M_r Q;
 //             starts the sum of P_r, and the mean of the gradients that are not worth compressing
 //   finish    P = orthogonal basis of sum P_r;  Q = mean of M_r^T P;  result P Q^T;  error_r = M_r - P Q^T
 //
-// For a sum (weighted means), Q is the sum, and a rank's error is what its share of the result is missing.
+// For a sum (weighted means), Q is the sum, and a rank's error is the part missing from its share of the result.
 
 namespace lockstep {
 namespace {
 
-/// Seeds of random matrices, the same on all ranks, a new one at every call: the numbers that
-/// numpy.random.RandomState(seed).randint(1_000_000_000) gives, which PyTorch draws.
+/// Seeds of random matrices, equal on all ranks, and new at every call: the numbers of
+/// numpy.random.RandomState(seed).randint(1_000_000_000), which PyTorch draws.
 class Seeds {
  public:
   explicit Seeds(uint64_t seed) : engine_(static_cast<uint32_t>(seed)) {}
@@ -128,14 +128,14 @@ class PowerSgdHook : public CommHook {
   };
   struct Matrix {
     at::Tensor gradient;  ///< the part of the bucket
-    at::Tensor values;    ///< [n, m]: the same memory if it can be viewed so, else a copy
+    at::Tensor values;    ///< [n, m]: the same memory if it can be viewed this way, else a copy
     at::Tensor p, q;      ///< [n, rank], [m, rank]: pieces of Memory
     int64_t rank;
   };
   struct Step {
     std::vector<Matrix> matrices;
     std::vector<at::Tensor> plain_parts;
-    at::Tensor plain;  ///< the gradients that are not worth compressing, side by side
+    at::Tensor plain;  ///< gradients not worth compressing, side by side
   };
 
   Step take_apart(const GradientBucket& bucket) const {

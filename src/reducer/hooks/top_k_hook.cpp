@@ -48,7 +48,7 @@ class TopKHook : public CommHook {
       places_work.wait();
       values_work.wait();
       gradients.zero_();
-      // Rank by rank, with each place at most once per rank: the same order of addition on all ranks.
+      // Rank by rank, with each position at most once per rank, so that all ranks add in the same order.
       for (int64_t rank = 0; rank < ranks; ++rank) gradients.index_add_(0, all_places[rank], all_values[rank]);
       if (op == ReduceOp::kMean) gradients.div_(ranks);
     };

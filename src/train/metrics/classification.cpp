@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-double ratio(double part, double whole) { return part / whole; }  // NaN where there is nothing
+double ratio(double part, double whole) { return part / whole; }  // NaN if there is nothing
 
 void check_target(const char* metric, const at::Tensor& target) {
   TORCH_CHECK(target.defined(), metric, ": the targets are an undefined tensor; was it moved from, or never computed?");
@@ -19,7 +19,7 @@ void check_target(const char* metric, const at::Tensor& target) {
               ", expected int64 classes");
 }
 
-/// [n, classes] of a type that is counted in; float32 holds every half and bfloat16.
+/// [n, classes] of a type used for counting; float32 holds every half and bfloat16.
 at::Tensor rows_of(const char* metric, const at::Tensor& scores, const at::Tensor& target) {
   check_target(metric, target);
   TORCH_CHECK(scores.defined(), metric, ": the scores are an undefined tensor; was it moved from, or never computed?");
@@ -68,7 +68,7 @@ std::string Accuracy::options() const {
 
 ConfusionMatrix::ConfusionMatrix(int64_t classes, int64_t ignore_index)
     : Metric([&] {
-        constexpr int64_t kMost = 1 << 15;  // whose counts take 8 GiB
+        constexpr int64_t kMost = 1 << 15;  // the counts then take 8 GiB
         TORCH_CHECK(classes >= 1 && classes <= kMost, "ConfusionMatrix: ", classes, " classes, expected 1 to ", kMost);
         return classes * classes;
       }()),

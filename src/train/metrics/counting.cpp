@@ -11,7 +11,7 @@ void check_class(int64_t target, int64_t classes) {
                     " classes; targets count from 0");
 }
 
-/// Classes that beat class `own` of a row. A comparison that is false for NaN, negated: NaN beats.
+/// Classes that beat class `own` of a row. A comparison that is false for NaN, negated, so that NaN beats.
 template <typename T>
 int64_t better_than(const T* row, int64_t classes, int64_t own) {
   const T score = row[own];

@@ -4,14 +4,14 @@
 
 namespace lockstep::counting {
 
-/// Samples that are correct in the sense of Accuracy, and those that are counted at all.
+/// Samples that are correct in the sense of Accuracy, and samples that count at all.
 ///
 /// `scores` [n, classes], floating point; `target` int64 [n]; both contiguous, on one device.
 struct Correct {
   int64_t correct = 0;
   int64_t counted = 0;
 };
-/// On the CPU, one pass. Throws c10::Error for a target that is neither a class nor `ignore_index`.
+/// On the CPU, in one pass. Throws c10::Error for a target that is neither a class nor `ignore_index`.
 Correct correct_here(const at::Tensor& scores, const at::Tensor& target, int64_t top_k, int64_t ignore_index);
 /// On any device, by operators that do not wait: double [2].
 at::Tensor correct_there(const at::Tensor& scores, const at::Tensor& target, int64_t top_k, int64_t ignore_index);

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// The properties that must be equal on all ranks, everything but the number of rows; or this rank's error.
+/// The properties that must be equal on all ranks, all but the number of rows; or this rank's error.
 std::string description(const at::Tensor& rows, int64_t expected_rows) {
   std::ostringstream text;
   if (!rows.defined() || rows.dim() == 0)
@@ -25,7 +25,7 @@ std::string description(const at::Tensor& rows, int64_t expected_rows) {
   return text.str();
 }
 
-/// The ranks' rows, each as many as it has. `expected_rows` below 0: any number. Throws the same Error on all ranks.
+/// The rows of each rank. `expected_rows` below 0: any number. Throws the same Error on all ranks.
 std::vector<at::Tensor> rows_of_ranks(const Group& group, const at::Tensor& rows, int64_t expected_rows) {
   const OperationLabel label("gather_for_metrics()");
   const std::string mine = description(rows, expected_rows);

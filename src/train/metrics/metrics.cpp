@@ -1,8 +1,8 @@
-// Every number of every metric travels as a double in one all-reduce: sums of counts are exact up to 2^53, and two
-// collectives, one for integers, would take twice the time. In front are as many numbers as there are ranks: rank r's
-// is a hash of the things it counts, or says that it has failed. This message has the same size whatever is counted, so
-// ranks that count different things learn of it there. Numbers that do not fit follow in a second message, once it is
-// known that all ranks have equally many.
+// Every number of every metric is sent as a double in one all-reduce: sums of counts are exact up to 2^53, and two
+// collectives, one for integers, would take twice the time. The message starts with one number per rank: rank r's is a
+// hash of the things that it counts, or says that it has failed. The message has the same size whatever is counted, so
+// ranks that count different things learn of it from this message. Numbers that do not fit follow in a second message,
+// once it is known that all ranks have equally many.
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -39,7 +39,7 @@ at::Tensor tensor_of(double* numbers, size_t count) {
   return at::from_blob(numbers, {static_cast<int64_t>(count)}, at::TensorOptions(at::kDouble));
 }
 
-/// A whole number above 0, small enough for a double, that differs where texts do.
+/// A whole number above 0, small enough for a double, that differs if the texts do.
 double number_of(const std::string& text) {
   Hash hash;
   hash.add(text);
@@ -203,7 +203,7 @@ void Metrics::reduce(const Group& group, bool failed) {
   std::vector<double> numbers(ranks);
   numbers[static_cast<size_t>(group.rank())] = failed ? kFailed : number_of(counted);
   for (const auto& [name, metric] : metrics_) {
-    metric->begin_update();  // a rank without a sample since the last time has nothing to give
+    metric->begin_update();  // a rank without a sample since the last time contributes nothing
     if (!several) numbers.insert(numbers.end(), metric->numbers().begin(), metric->numbers().end());
   }
   if (numbers.size() < first) numbers.resize(first);
@@ -262,7 +262,7 @@ EvaluationMode::EvaluationMode(torch::nn::Module& module) : module_(module) {
 }
 
 EvaluationMode::~EvaluationMode() {
-  // A module also sets its parts, so each part is set after the module around it.
+  // A module also sets its submodules, so each submodule is set after the module around it.
   size_t next = 0;
   module_.train(was_training_[next++]);
   for (const auto& part : module_.modules(/*include_self=*/false))

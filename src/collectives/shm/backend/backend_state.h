@@ -12,9 +12,9 @@
 
 namespace lockstep::shm_engine {
 
-/// What a backend and its works share: the core's part in the group, and the tensors that operations use. Destroyed
-/// with the last of them. Tensors in its memory keep only that memory alive (Arena): if they kept the group, pending
-/// operations, which keep tensors, would keep it forever. Any thread may use it.
+/// State shared by a backend and its works: the core's part in the group, and the tensors that operations use.
+/// Destroyed with the last of them. Tensors in its memory keep only that memory alive (Arena): if they kept the group,
+/// pending operations, which keep tensors, would keep it forever. Any thread may use it.
 class BackendState {
  public:
   explicit BackendState(shm::World world) : core_(std::move(world)) { core_.share_out_by(share_out); }
@@ -27,7 +27,8 @@ class BackendState {
   std::shared_ptr<void> keep(std::vector<at::Tensor> tensors) {
     return std::make_shared<Kept>(std::move(tensors), released_);
   }
-  /// Frees the tensors that the core has released. Not to be called while holding a lock.
+  /// Frees the tensors that the core has released.
+  /// REQUIRES: the caller holds no lock.
   void free_released() { released_.free(); }
 
  private:
@@ -55,8 +56,8 @@ class BackendState {
     Released& released;
   };
 
-  /// On the threads of LibTorch's operators, which belong to the thread that calls: they are idle while it is here. A
-  /// thread that completes futures would get others, beside those that compute.
+  /// Runs on the threads of LibTorch's operators, which belong to the calling thread and are idle meanwhile. A thread
+  /// that completes futures would get other ones, in addition to those that compute.
   static void share_out(size_t parts, const std::function<void(size_t)>& run) {
     const auto some = [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part) run(static_cast<size_t>(part));

@@ -8,8 +8,8 @@
 #include "collectives/shm/backend/shm_backend.h"
 #include "collectives/shm/kernels/reduce.h"
 
-// Operations without a Work: those of Group, and those where Python wants only the result. They need no allocation,
-// nothing to wrap for Python, and no second call that waits.
+// Operations without a Work: Group's, and those where Python wants only the result. They need no allocation, no wrapper
+// for Python, and no second call that waits.
 
 namespace lockstep::shm_engine {
 

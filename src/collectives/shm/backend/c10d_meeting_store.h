@@ -49,7 +49,7 @@ class C10dMeetingStore final : public MeetingStore {
   }
 
  private:
-  /// Whether the keys have come; throws when all the time that is `left` has passed without them.
+  /// Whether the keys have arrived. Throws when all the time `left` has passed without them.
   bool wait_for_a_while(const std::vector<std::string>& keys, std::chrono::milliseconds left) {
     constexpr std::chrono::milliseconds kWhile{200};
     if (left <= kWhile) {
@@ -61,7 +61,7 @@ class C10dMeetingStore final : public MeetingStore {
       store_->wait(keys, kWhile);
       return true;
     } catch (const std::exception& cause) {
-      if (Clock::now() - start < kWhile / 2) throw Error(cause_of(cause));  // something else than the time
+      if (Clock::now() - start < kWhile / 2) throw Error(cause_of(cause));  // not a timeout
     }
     return false;
   }

@@ -26,8 +26,8 @@ struct FutureThread::State {
   bool abandons LOCKSTEP_GUARDED_BY(mutex) = false;  ///< works that are not complete are abandoned
   bool runs LOCKSTEP_GUARDED_BY(mutex) = false;      ///< the thread exists
 
-  /// The states of all such threads of this process, and whether there may be more. Never freed: the last thread may
-  /// end after main().
+  /// The states of all such threads of this process, and whether there may be more. Never freed, because the last
+  /// thread may end after main().
   struct All {
     Mutex mutex;
     std::vector<std::weak_ptr<State>> states LOCKSTEP_GUARDED_BY(mutex);

@@ -12,9 +12,9 @@ class ShmWork;
 
 /// Completes the futures of one group's works.
 ///
-/// The holder of a future can only wait until somebody else completes it, so a thread does what wait() would do. It
-/// exists from the first future on, sleeps whenever nothing can be done, and never spins: the processors are for those
-/// who compute.
+/// The holder of a future can only wait until another thread completes it, so this thread does what wait() would do. It
+/// exists from the first future on, sleeps whenever nothing can be done, and never spins: the processors are for
+/// computing.
 class FutureThread {
  public:
   FutureThread();
@@ -22,7 +22,7 @@ class FutureThread {
   ~FutureThread();
   FutureThread(const FutureThread&) = delete;
 
-  /// Makes sure that the work's future is completed. Any thread; never waits. Returns false after end_all().
+  /// Ensures that the work's future is completed. Any thread may call; never waits. Returns false after end_all().
   bool add(const c10::intrusive_ptr<ShmWork>& work);
   /// Whether the caller is in a callback of one of these futures.
   bool is_this_thread() const;
@@ -30,15 +30,15 @@ class FutureThread {
   static bool is_running_here();
 
   /// Ends all such threads of this process for good, before the interpreter shuts down: callbacks must neither run nor
-  /// be freed while it does. Callbacks that run are waited for, at most this long; do not call it while holding a lock
-  /// they need. Futures that are not complete fail; later ones are completed by their callers.
+  /// be freed during that. Waits for running callbacks, at most this long; do not call it while holding a lock that
+  /// they need. Incomplete futures fail; later ones are completed by their callers.
   static void end_all(std::chrono::milliseconds at_most);
 
  private:
   struct State;
   static void run(const std::shared_ptr<State>& state);
 
-  const std::shared_ptr<State> state_;  // shared with the thread, which may outlive this object for a moment
+  const std::shared_ptr<State> state_;  // shared with the thread, which may briefly outlive this object
   std::thread thread_;                  // guarded by the state's mutex
 };
 

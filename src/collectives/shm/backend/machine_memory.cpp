@@ -14,12 +14,12 @@
 namespace lockstep::shm_engine {
 namespace {
 
-/// In front of what all ranks own together: how many of them still do. It lies in the arena of rank 0, which alone can
-/// give it back, and does when it allocates the next and finds that nobody uses it any longer.
+/// Precedes memory that all ranks own together: the number of ranks that still own it. It lies in the arena of rank 0,
+/// which alone can free it, and does so when it allocates the next and finds that no rank uses it any longer.
 struct alignas(64) Owners {
-  std::atomic<uint32_t> count;  ///< released by a rank that lets go, acquired by rank 0 before the memory is used again
+  std::atomic<uint32_t> count;  ///< released by a rank that lets go, acquired by rank 0 before the memory is reused
 };
-constexpr size_t kInFront = 4096;  // the memory behind it stays page aligned
+constexpr size_t kInFront = 4096;  // the memory after it stays page-aligned
 
 /// A rank's part in it.
 struct Share {

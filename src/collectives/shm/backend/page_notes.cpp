@@ -31,7 +31,7 @@ void note_start(const void* operation, const char* title, const std::vector<at::
 }
 
 void note_end(const void* operation, uint64_t sequence, bool failed) {
-  own_page().set_waits_for(0);  // a thread that still waits says so again
+  own_page().set_waits_for(0);  // a thread that still waits announces it again
   if (!failed) own_page().finish_operation(shown.load(std::memory_order_relaxed) == operation ? sequence : kNoSequence);
 }
 

@@ -126,7 +126,7 @@ at::Tensor RequestBackend::gather_rows(const at::Tensor& row, std::chrono::milli
 }
 
 RequestBackend::WorkPtr RequestBackend::all_reduce_sparse(at::Tensor& tensor, const c10d::AllreduceOptions& options) {
-  // Ranks hold different numbers of elements, so this takes three exchanges and waits for each.
+  // Ranks hold different numbers of elements, so this takes three exchanges, and waits for each.
   TORCH_CHECK_VALUE(tensor.layout() == at::kSparse && tensor.device().is_cpu(),
                     "all_reduce: takes dense and sparse COO tensors on the CPU, not ", tensor.layout());
   TORCH_CHECK_VALUE(options.reduceOp.op_ == c10d::ReduceOp::SUM, "all_reduce: sparse tensors can only be summed");

@@ -6,8 +6,8 @@
 
 namespace lockstep::shm_engine {
 
-/// c10d's collectives in terms of the core's: each builds a TensorRequest and launches it. What launching means is the
-/// engine's affair. Only sparse reductions wait.
+/// c10d's collectives in the core's terms: each builds a TensorRequest and launches it. The engine defines launch().
+/// Only sparse reductions wait.
 class RequestBackend : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -42,8 +42,8 @@ class RequestBackend : public c10d::Backend {
 
  protected:
   size_t ranks() const { return static_cast<size_t>(size_); }
-  /// Starts what the request asks for. Where the caller wants no Work (TensorRequest::waits), returns none, and the
-  /// operation is over.
+  /// Starts the request's parts. If the caller wants no Work (TensorRequest::waits), returns none, and the operation is
+  /// over.
   virtual WorkPtr launch(TensorRequest request) = 0;
 
  private:

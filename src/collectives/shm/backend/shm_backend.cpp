@@ -153,7 +153,7 @@ at::Tensor ShmBackend::allocateTensor(long elements, at::TensorOptions options) 
   TORCH_CHECK_VALUE(elements >= 0, "allocateTensor: ", elements, " elements");
   TORCH_CHECK_VALUE(options.device().is_cpu(), "allocateTensor: shared memory holds CPU tensors only");
   const size_t bytes = static_cast<size_t>(elements) * options.dtype().itemsize();
-  // Keeps the memory alone, not the group: pending operations keep tensors, which would keep the group.
+  // Keeps only the memory alive, not the group: pending operations keep tensors, which would keep the group.
   struct Lease {
     std::shared_ptr<shm::Arena> arena;
     void* memory;

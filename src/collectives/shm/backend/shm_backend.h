@@ -15,7 +15,7 @@ namespace lockstep::shm_engine {
 /// Launches every operation in the core. Only sparse reductions and the monitored barrier wait.
 class ShmBackend final : public RequestBackend, public BlockingEngine, public Interruptible, public MachineMemory {
  public:
-  /// `writes_page`: the operations of this object are shown on the rank's page.
+  /// `writes_page`: this object's operations are shown on the rank's page.
   ShmBackend(BackendStatePtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page = false);
 
   // shm_backend.cpp
@@ -27,7 +27,7 @@ class ShmBackend final : public RequestBackend, public BlockingEngine, public In
   WorkPtr endCoalescing() override;
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
-  /// Shows the group on the page, by the name that c10d gives it when all of its ranks have made it.
+  /// Shows the group on the page, under the name that c10d gives it once all of its ranks have made it.
   void setGroupUid(const std::string& uid) override;
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   at::Tensor allocateTensor(long elements, at::TensorOptions options) override;
@@ -37,14 +37,14 @@ class ShmBackend final : public RequestBackend, public BlockingEngine, public In
   c10::intrusive_ptr<Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                     const c10::intrusive_ptr<Options>& options, const int& rank,
                                     const int& size) override;
-  /// Leaves the group without waiting: what is pending fails, and every later operation throws. Tensors in the group's
+  /// Leaves the group without waiting: pending operations fail, and every later one throws. Tensors in the group's
   /// memory stay valid.
   void shutdown() override;
   /// Ends the group on every rank.
   void abort() override;
   void interrupt(const std::string& why) override { shared_->core().abort(why); }
 
-  /// The group's core, for an engine that is made of this one.
+  /// The group's core, for an engine built on this one.
   shm::Communicator& core() { return shared_->core(); }
   const BackendStatePtr& shared() const { return shared_; }
 
@@ -88,7 +88,7 @@ class ShmBackend final : public RequestBackend, public BlockingEngine, public In
 
   Mutex mutex_;
   std::optional<std::vector<WorkPtr>> coalescing_ LOCKSTEP_GUARDED_BY(mutex_);  ///< since startCoalescing
-  /// On rank 0: what allocate_together made.
+  /// On rank 0: memory made by allocate_together().
   std::vector<std::byte*> owned_together_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 

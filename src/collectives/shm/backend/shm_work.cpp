@@ -132,8 +132,8 @@ c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
     }
   }
   if (!isCompleted()) {
-    // The caller is in a callback of another future, which may wait for this one, or the thread has ended: nobody else
-    // can complete the future.
+    // The caller is in a callback of another future, which may wait for this one, or the thread has ended: no other
+    // thread can complete the future.
     wait_for_core(timeout_);
     settle();
   }

@@ -15,13 +15,13 @@
 
 namespace lockstep::shm_engine {
 
-/// c10d's Work for a TensorRequest: one or several of the core's Works, and what is to be done when they are over.
+/// c10d's Work for a TensorRequest: one or more of the core's Works, and the steps that follow them.
 ///
-/// It is settled once, by whoever first sees that the core is done: results that were computed elsewhere are copied
-/// back, and the future is completed. All waiting is bounded by the operation's timeout.
+/// It is settled once, by the first thread that sees the core done: results computed elsewhere are copied back, and the
+/// future is completed. The operation's timeout bounds all waiting.
 class ShmWork final : public c10d::Work {
  public:
-  /// `works` are those of the request's parts, which have been started. `shown`: on the rank's page; null: it is not.
+  /// `works` are those of the request's parts, which have been started. `shown` is on the rank's page; null: not shown.
   ShmWork(BackendStatePtr shared, TensorRequest request, std::vector<shm::WorkPtr> works,
           std::chrono::milliseconds timeout, uint64_t sequence, std::optional<PageNote> shown);
 
@@ -37,11 +37,11 @@ class ShmWork final : public c10d::Work {
   uint64_t getSequencenumber() const override { return sequence_; }
 
   // For the future thread.
-  /// True when the work is complete; it fails when its time is up.
+  /// Returns true when the work is complete. The work fails when its time is up.
   bool complete_or_expire();
-  /// Fails the future, which nobody will complete.
+  /// Fails the future, which no thread will complete.
   void abandon_future();
-  /// Does what can be done, then sleeps until something happens or `at_most` has passed.
+  /// Makes progress, then sleeps until something happens or `at_most` has passed.
   void poll(std::chrono::microseconds at_most);
 
  private:
@@ -60,7 +60,7 @@ class ShmWork final : public c10d::Work {
   std::atomic<bool> settled_{false};
 
   // Guarded by Work's mutex_.
-  std::vector<std::function<void()>> finish_;  ///< on success, in order, before anybody sees the work complete
+  std::vector<std::function<void()>> finish_;  ///< on success, in order, before the work counts as complete
   std::vector<at::Tensor> result_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

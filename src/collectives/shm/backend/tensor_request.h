@@ -10,15 +10,15 @@
 
 namespace lockstep::shm_engine {
 
-/// One of c10d's operations as the core will see it, put together step by step: the core's requests over dense memory,
-/// the tensors that must live until the end, and the copies that bring the results back.
+/// One of c10d's operations as the core will see it, built step by step: the core's requests over dense memory, the
+/// tensors that must live until the end, and the copies of the results.
 class TensorRequest {
  public:
   /// `title` is "backend:operation", for the profiler and for messages. `options` are c10d's for the operation.
   template <typename Options>
   TensorRequest(c10d::OpType type_, const char* title_, const Options& options)
       : type(type_), title(title_), timeout(options.timeout), waits(!options.asyncOp) {}
-  /// For a message, to which c10d gives no options.
+  /// For a message, which has no options in c10d.
   TensorRequest(c10d::OpType type_, const char* title_)
       : type(type_), title(title_), timeout(c10d::kUnsetTimeout), waits(false) {}
 
@@ -26,13 +26,13 @@ class TensorRequest {
   const char* title;
   std::chrono::milliseconds timeout;  ///< kUnsetTimeout: the group's
   bool waits;                         ///< the caller wants the result, not a Work
-  std::vector<at::Tensor> inputs;     ///< as the caller gave them
+  std::vector<at::Tensor> inputs;     ///< as given by the caller
   std::vector<at::Tensor> result;
   std::vector<shm::Request> parts;            ///< for the core, in the order in which they are started
   std::vector<at::Tensor> tensors;            ///< whose memory the core uses
   std::vector<std::function<void()>> finish;  ///< to be run on success
 
-  /// Dense memory with the tensor's elements, in its logical order; a copy where it is not dense.
+  /// Dense memory with the tensor's elements, in its logical order; a copy if the tensor is not dense.
   void* input(const at::Tensor& tensor);
   /// Dense memory whose content is in the tensor once `finish` has run. `load`: it holds the tensor's elements from the
   /// start.
@@ -45,9 +45,9 @@ class TensorRequest {
                         const c10d::ReduceOp& op) const;
 };
 
-/// Throws unless it is a dense CPU tensor. `operation` begins the message.
+/// Throws unless the tensor is a dense CPU tensor. `operation` begins the message.
 void check_dense(const char* operation, const at::Tensor& tensor);
-/// The same for all of them, which must also have one dtype.
+/// check_dense() for each of them; they must also have one dtype.
 void check_dense(const char* operation, const std::vector<at::Tensor>& tensors);
 /// The only element of a list: c10d passes lists because a process may drive several GPUs.
 template <typename T>

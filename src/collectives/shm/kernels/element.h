@@ -6,7 +6,7 @@
 
 namespace lockstep::shm {
 
-/// An element's type. Values travel between ranks: append only.
+/// An element's type. Values are sent between ranks: append only.
 enum class DataType : uint8_t {
   kFloat32,
   kFloat64,
@@ -20,7 +20,7 @@ enum class DataType : uint8_t {
   kBool,
   kComplex64,
   kComplex128,
-  // The rest can be moved, not reduced.
+  // The following can be moved, but not reduced.
   kComplex32,
   kFloat8E5M2,
   kFloat8E4M3Fn,
@@ -36,10 +36,10 @@ enum class DataType : uint8_t {
   kOther,  ///< counted in bytes
 };
 inline constexpr int kDataTypes = 12;       ///< that can be reduced
-inline constexpr int kMovedDataTypes = 25;  ///< and those that cannot
+inline constexpr int kMovedDataTypes = 25;  ///< including those that cannot
 
-/// How the ranks' elements become one. kMean divides the sum by the number of ranks (integers: towards zero);
-/// kPremulSum adds factor * element, where each rank has its own factor. Values travel between ranks: append only.
+/// How the ranks' elements are combined. kMean divides the sum by the number of ranks (integers: towards zero);
+/// kPremulSum adds factor * element, where each rank has its own factor. Values are sent between ranks: append only.
 enum class ReduceOp : uint8_t { kSum, kMean, kProduct, kMin, kMax, kAnd, kOr, kXor, kPremulSum };
 inline constexpr int kReduceOps = 9;
 

@@ -4,11 +4,12 @@
 
 namespace lockstep::shm {
 
-/// A memcpy that bypasses the caches where the processor can: destination lines are not fetched first, and nothing is
-/// evicted. (memcpy does so by itself for large copies, but sees only the piece of one round.)
+/// A memcpy that bypasses the caches if the processor can: destination lines are not fetched first, and nothing is
+/// evicted. (memcpy does so for large copies, but sees only one round's piece.)
 void stream_copy(std::byte* to, const std::byte* from, size_t bytes);
 
-/// The same for a source that lies in memory, not in the caches, which it leaves as they are: it is fetched ahead.
+/// stream_copy() from a source in memory rather than in the caches. It is fetched ahead, and the caches are left as
+/// they are.
 void stream_copy_from_memory(std::byte* to, const std::byte* from, size_t bytes);
 
 }  // namespace lockstep::shm

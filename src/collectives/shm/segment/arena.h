@@ -11,9 +11,9 @@ namespace lockstep::shm {
 
 /// Allocates memory in a rank's own resident area: buffers there are reduced in place.
 ///
-/// Not collective: ranks tell each other offsets with every operation. Memory is committed when it is first allocated,
-/// and kept for reuse; a commit that fails throws Error with both sizes and changes nothing. Any thread may call.
-/// A child of fork() has its own copies of what was allocated, and cannot allocate more.
+/// Not collective: ranks exchange offsets with every operation. Memory is committed when first allocated, and kept for
+/// reuse; a failed commit throws Error with both sizes and changes nothing. Any thread may call. A child of fork() has
+/// its own copies of the allocated memory, and cannot allocate more.
 class Arena {
  public:
   Arena(std::shared_ptr<SharedSegment> segment, size_t begin);

@@ -24,8 +24,8 @@ namespace lockstep::shm {
 namespace {
 
 /// A process has 128 TiB of addresses with four-level page tables. All its groups together may take kAddressBytes, and
-/// each further group takes 1/kGroupShare of what is left. With 64 ranks the first group gets 48 GiB for each rank, the
-/// hundredth 2 GiB.
+/// each further group takes 1/kGroupShare of the remainder. With 64 ranks the first group gets 48 GiB for each rank,
+/// the hundredth 2 GiB.
 constexpr size_t kAddressBytes = size_t{96} << 40;
 constexpr size_t kGroupShare = 32;
 
@@ -63,7 +63,7 @@ FileDescriptor listen_on(const std::string& name, int backlog) {
   return socket;
 }
 
-/// The peer's pid as seen from here; throws when it belongs to another user.
+/// The peer's pid as seen from here. Throws if it belongs to another user.
 pid_t check_peer(int socket) {
   ucred peer{};
   socklen_t length = sizeof peer;
@@ -83,7 +83,7 @@ class Bootstrap {
         segments_(static_cast<size_t>(size)),
         watches_(static_cast<size_t>(size)) {}
 
-  /// Makes this rank's segment and socket. The card tells the others of a failure.
+  /// Makes this rank's segment and socket. The card reports a failure to the others.
   Card prepare() {
     Card card;
     card.host = host_name();
@@ -118,8 +118,8 @@ class Bootstrap {
       throw Error("rank " + std::to_string(rank_) + " on " + mine.host + ": " + mine.error);
     check(cards);
     segments_[static_cast<size_t>(rank_)] = mine_;
-    // Each rank first connects to all lower ranks, which needs no answer. Then it answers the higher ranks and takes
-    // the lower ranks' answers as they come, so it notices at once if one of them gives up.
+    // Each rank first connects to all lower ranks, which needs no answer. Then it answers the higher ranks and accepts
+    // the lower ranks' answers as they arrive, so it notices at once if one of them gives up.
     for (int peer = 0; peer < rank_; ++peer) {
       FileDescriptor socket = connect(peer, cards);
       watches_[static_cast<size_t>(peer)] = PeerWatch(check_peer(socket.get()), cards[static_cast<size_t>(peer)].host);
@@ -130,8 +130,8 @@ class Bootstrap {
     return World(rank_, geometry_, std::move(segments_), std::move(watches_), ranks_fit(cards));
   }
 
-  /// After join() has thrown: tells the ranks that wait for this one. If even that fails for lack of resources, they
-  /// wait until their timeout.
+  /// Called after join() has thrown: tells the ranks that wait for this one. If even that fails for lack of resources,
+  /// they wait until their timeout.
   void give_up(const std::vector<Card>& cards) noexcept {
     const auto connected = static_cast<int>(asked_.size());
     listener_.reset();
@@ -152,7 +152,7 @@ class Bootstrap {
     size_t bytes = options_.machine_bytes
                        ? options_.machine_bytes
                        : static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-    // It is only address space, but every rank maps every rank's in every group.
+    // It is only address space, but every rank maps every other's in every group.
     const auto part_of = [&](size_t all, size_t share) {
       const size_t taken = std::min(all, mapped_segment_bytes());
       return (all - taken) / share / static_cast<size_t>(size_);
@@ -202,7 +202,7 @@ class Bootstrap {
     send_descriptor(socket, std::as_bytes(std::span(&hello, 1)), mine_->fd(), deadline);
   }
 
-  /// Waits until a rank connects or answers, and handles all that do. Returns how many have been handled.
+  /// Waits until a rank connects or answers, and handles all that do. Returns the number handled.
   int exchange(const std::vector<Card>& cards, const Deadline& deadline) {
     if (deadline.passed()) throw Error("passing shared memory: " + missing(cards) + " did not answer in time");
     std::vector<pollfd> entries{{listener_.get(), POLLIN, 0}};
@@ -222,7 +222,7 @@ class Bootstrap {
   bool accept(const std::vector<Card>& cards, const Deadline& deadline) {
     FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket) {
-      // The peer has gone again. Any other error would repeat forever, with the rank still in the queue.
+      // The peer is gone again. Any other error would repeat forever, with the rank still in the queue.
       if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return false;
       throw_errno_or_limit("answering another rank");
     }
@@ -257,7 +257,7 @@ class Bootstrap {
     keep(std::move(watches_[static_cast<size_t>(peer)]), std::move(socket), hello);
   }
 
-  /// The socket is closed only if neither side needs it: its hang-up is what the other side may watch for.
+  /// The socket is closed only if neither side needs it: the other side may watch for its hang-up.
   void keep(PeerWatch watch, FileDescriptor socket, const Hello& hello) {
     if (!watch.watches_process() || hello.watches_process == 0) watch.watch_socket(std::move(socket));
     watches_[hello.rank] = std::move(watch);
@@ -309,8 +309,8 @@ Geometry geometry_for(int world_size) {
 }
 
 size_t descriptors_to_form(int rank, int size) {
-  // The segment and a socket to listen on; one to each lower rank; a process descriptor for each rank that no other
-  // group of this process watches; and for a moment another rank's memory, if it is a higher one with its socket.
+  // The segment and a listening socket; one socket to each lower rank; a process descriptor for each rank that no other
+  // group of this process watches; and temporarily another rank's memory and, for a higher rank, its socket.
   const auto others = static_cast<size_t>(size - 1), lower = static_cast<size_t>(rank);
   const size_t moment = others == 0 ? 0 : lower == others ? 1 : 2;
   return 2 + lower + others - std::min(others, PeerWatch::watched_processes()) + moment;
@@ -333,7 +333,7 @@ World bootstrap(int rank, int size, const AllGather& all_gather, const Bootstrap
     outcome = {.error = failure.what(), .consequence = dynamic_cast<const ConnectionClosed*>(&failure) != nullptr};
     mine.give_up(cards);
   }
-  // No rank starts before all have joined; if one cannot, all fail with its error.
+  // No rank starts before all have joined. If one cannot, all fail with its error.
   std::vector<Outcome> all;
   for (const std::string& text : all_gather(outcome.text())) all.push_back(Outcome::parse(text));
   if (!outcome.error.empty() && !outcome.consequence) throw Error("forming a shared-memory group: " + outcome.error);

@@ -17,9 +17,9 @@ std::string host_name();
 /// Identifies the running kernel: the same for all processes of one machine.
 std::string boot_id();
 
-/// What a rank tells all others about itself while a group is formed.
+/// The facts that a rank tells all others about itself while a group is formed.
 struct Card {
-  std::string error;  ///< not empty: why it cannot join
+  std::string error;  ///< not empty: the reason why it cannot join
   std::string host;
   std::string boot_id;
   std::string socket_name;
@@ -35,7 +35,7 @@ struct Card {
   static Card parse(const std::string& text);
 };
 
-/// What each rank tells all others when it has tried to join.
+/// The result that each rank tells all others after trying to join.
 struct Outcome {
   std::string error;         ///< empty: it has joined
   bool consequence = false;  ///< it failed because another rank did

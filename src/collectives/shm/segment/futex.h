@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// Sleeps while `word` holds `expected`, for at most `timeout`. May return early; the caller checks again. The word may
-/// lie in memory shared between processes.
+/// Sleeps while `word` holds `expected`, for at most `timeout`. May return early, so the caller checks again. The word
+/// may lie in memory shared between processes.
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected, std::chrono::microseconds timeout);
 
 /// Wakes every thread that sleeps on `word`, in every process.

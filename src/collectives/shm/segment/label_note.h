@@ -9,15 +9,15 @@
 
 namespace lockstep::shm {
 
-/// What one operation is for (OperationLabel), in shared memory. Other ranks read it only for a message, so it costs
-/// the writer some stores to memory that nobody else has, and nothing for an operation without a label. A reader that
-/// meets a writer gets no text.
+/// The purpose of one operation (OperationLabel), in shared memory. Other ranks read it only for a message, so it costs
+/// the writer some stores to memory that no other rank caches, and nothing for an operation without a label. A reader
+/// that meets a writer gets no text.
 class LabelNote {
  public:
   void store(uint64_t sequence, std::string_view text) {
     text = text.substr(0, sizeof words_ - 1);
     sequence_.store(0, std::memory_order_relaxed);
-    // With the acquire fence of load(): who sees a new word sees that the old number is gone.
+    // Pairs with the acquire fence of load(): a reader that sees a new word sees that the old number is gone.
     std::atomic_thread_fence(std::memory_order_release);
     for (size_t at = 0; at <= text.size(); at += 8) {
       uint64_t word = 0;
@@ -27,7 +27,7 @@ class LabelNote {
     sequence_.store(sequence, std::memory_order_release);  // to load(): the text is in place
   }
 
-  /// Empty if the operation with that number has none.
+  /// Empty if the operation with that number has no label.
   std::string load(uint64_t sequence) const {
     if (sequence_.load(std::memory_order_acquire) != sequence) return "";  // from the end of store()
     char bytes[sizeof words_];

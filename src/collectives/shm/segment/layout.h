@@ -11,7 +11,7 @@
 #include LOCKSTEP_SHM_STEPPED_WORD
 #endif
 
-// The layout of a rank's segment. Unless it says otherwise, only the owner writes, and all ranks read. There are no
+// The layout of a rank's segment. Unless noted otherwise, only the owner writes, and all ranks read. There are no
 // locks: words only grow (or are hints whose loss costs a bounded sleep: `awaited`, `bell`), so a rank that dies at any
 // instruction leaves nothing half done that another rank would trust.
 namespace lockstep::shm {
@@ -22,11 +22,11 @@ inline constexpr uint32_t kLayoutVersion = 8;
 
 /// The most operations of a group that may be announced before every rank has finished the first of them.
 inline constexpr uint64_t kRingLines = 32;
-/// Data this small travels with the announcement, in the cache lines that follow it: a rank that has seen the
+/// Data this small is stored with the announcement, in the cache lines that follow it, and a rank that has seen the
 /// announcement reads all of them at once (measured on 2 ranks, against data elsewhere: 64 bytes 0.12 us instead of
 /// 0.16, 1 KiB 0.16 us instead of 0.18).
 inline constexpr size_t kInlineBytes = 48 + 1024;
-/// The processor of a rank that has not waited yet, or of any rank on a system that does not tell.
+/// The processor of a rank that has not waited yet, or of any rank on a system that does not report it.
 inline constexpr uint32_t kNoProcessor = ~uint32_t{0};
 /// The last operation that a group can carry out, because an announcement uses 8 bits of its word for something else.
 /// At 0.1 us each it is reached after 228 years; start() then throws.
@@ -42,14 +42,14 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(Word) == 8);
 /// Whether a word that grows over the life of a group, and may wrap past 2^64, has reached `value`.
 constexpr bool reached(uint64_t word, uint64_t value) { return static_cast<int64_t>(word - value) >= 0; }
 
-/// The word of a line: the operation's sequence number, and how many operations its announcer had not finished
-/// (saturating).
+/// The word of a line: the operation's sequence number, and the number of operations that its announcer had not
+/// finished (saturating).
 struct Announcement {
   static constexpr uint64_t pack(uint64_t sequence, uint64_t unfinished) {
     return sequence << 8 | std::min<uint64_t>(unfinished, 255);
   }
   static constexpr uint64_t sequence(uint64_t word) { return word >> 8; }
-  /// Operations that its announcer had finished for certain.
+  /// The operations that its announcer had certainly finished.
   static constexpr uint64_t finished(uint64_t word) {
     return (word & 255) == 255 ? 0 : (word >> 8) - std::min(word >> 8, word & 255);
   }
@@ -77,7 +77,7 @@ struct alignas(kCacheLine) PaddedWord {
   Word value;
 };
 
-/// What a rank waits for, for StuckSearch; rewritten only by ranks that have waited for long.
+/// The wait of a rank, for StuckSearch. Rewritten only by ranks that have waited for long.
 struct WaitNote {
   static constexpr size_t kWords = 7;
   std::atomic<uint64_t> serial;  ///< odd while the words are written
@@ -94,13 +94,13 @@ struct Control {
   /// Only rank 0's is used. Set once, by the first rank to notice that the group cannot go on (see verdict.h).
   alignas(kCacheLine) Word verdict;
 
-  /// The ranks this one sleeps for, as bits. A rank that publishes and finds its bit clears all bits and rings the
-  /// bell.
+  /// The ranks for which this one sleeps, as bits. A rank that publishes and finds its bit clears all bits and rings
+  /// the bell.
   alignas(kCacheLine) Word awaited;
   std::atomic<uint32_t> bell;
   std::atomic<uint32_t> processor;  ///< where this rank last waited, or kNoProcessor: a hint
 
-  /// Large operations move in rounds, which are numbered over the life of the group, in the same way on every rank.
+  /// Large operations move data in rounds, which are numbered over the life of the group, alike on every rank.
   alignas(kCacheLine) Word filled;   ///< rounds of its own chunks a rank has written
   alignas(kCacheLine) Word reduced;  ///< rounds whose slice it has summed
   alignas(kCacheLine) Word drained;  ///< rounds it has read from all others
@@ -111,19 +111,19 @@ struct Control {
   Word stopped_in;                  ///< with a verdict for a send or receive: Message::described()
   Word stopped_tag;                 ///< and its tag
   Word missing;                     ///< with a timeout verdict: the ranks it waited for, as bits
-  char abort_text[kCacheLine * 8];  ///< with an abort verdict: why
+  char abort_text[kCacheLine * 8];  ///< with an abort verdict: the reason
 
   alignas(kCacheLine) WaitNote waiting;
 
   Line ring[kRingLines];
   LabelNote labels[kRingLines];  ///< of the operations in the ring
 
-  /// Point to point: bytes that this rank has written to the channel to each rank, and read from the channel of each.
+  /// Point to point: bytes that this rank has written to the channel to each rank, and read from each rank's channel.
   PaddedWord written[kMaxRanks];
   PaddedWord consumed[kMaxRanks];
 };
 
-/// The values that the words of a new group start from; the same on every rank. For tests, which cannot count that far.
+/// The values from which a new group's words start; the same on every rank. For tests, which cannot count that far.
 struct Beginning {
   uint64_t operations = 0;
   uint64_t rounds = 0;
@@ -136,7 +136,7 @@ struct Geometry {
   size_t chunk_bytes = size_t{256} << 10;   ///< one round of a large operation
   size_t chunks = 4;                        ///< rounds in flight
   size_t channel_bytes = size_t{16} << 10;  ///< point to point, for one pair of ranks in one direction
-  size_t resident_bytes = 0;                ///< address space for allocations; committed as it is used
+  size_t resident_bytes = 0;                ///< address space for allocations; committed when used
   int world_size = 1;
 
   static size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
@@ -145,7 +145,7 @@ struct Geometry {
   size_t channel_at(int to) const {
     return eager_at() + eager_bytes + chunks * chunk_bytes + static_cast<size_t>(to) * channel_bytes;
   }
-  /// Also how much of a segment is committed at the start.
+  /// Also the part of a segment that is committed at the start.
   size_t resident_at() const { return round_up(channel_at(world_size), size_t{1} << 16); }
   size_t segment_bytes() const { return resident_at() + round_up(resident_bytes, size_t{1} << 16); }
   bool operator==(const Geometry&) const = default;

@@ -83,7 +83,7 @@ FileDescriptor receive_descriptor(int socket, std::span<std::byte> message, cons
       std::memcpy(&descriptor, CMSG_DATA(control), sizeof descriptor);
       received = FileDescriptor(descriptor);
     }
-    // The kernel drops a descriptor for which this process has no free number, and says so.
+    // The kernel drops a descriptor for which this process has no free number, and reports it.
     if (!received && (envelope.header.msg_flags & MSG_CTRUNC) != 0) {
       errno = EMFILE;
       throw_errno_or_limit(what);

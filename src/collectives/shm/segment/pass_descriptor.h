@@ -12,9 +12,9 @@ namespace lockstep {
 /// Throws ConnectionClosed when the peer is gone, Error when `deadline` passes.
 void send_descriptor(int socket, std::span<const std::byte> message, int descriptor, const Deadline& deadline);
 
-/// Receives exactly `message.size()` bytes and the one descriptor sent with them, CLOEXEC. Throws
-/// ConnectionClosed when the peer is gone, LimitError when this process may open no more descriptors, Error when none
-/// was sent or `deadline` passes.
+/// Receives exactly `message.size()` bytes and the one descriptor sent with them, CLOEXEC. Throws ConnectionClosed when
+/// the peer is gone, LimitError when this process may open no more descriptors, Error when none was sent or `deadline`
+/// passes.
 FileDescriptor receive_descriptor(int socket, std::span<std::byte> message, const Deadline& deadline);
 
 }  // namespace lockstep

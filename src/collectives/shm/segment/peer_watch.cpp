@@ -21,7 +21,7 @@ KnownProcesses& known_processes() {
   return known;
 }
 
-/// The descriptor of a live process, or null if there is none to be had.
+/// The descriptor of a live process, or null if none is available.
 std::shared_ptr<const FileDescriptor> process_descriptor(pid_t pid) {
 #ifdef SYS_pidfd_open
   if (pid <= 0 || pid == ::getpid()) return nullptr;

@@ -11,13 +11,14 @@ namespace lockstep::shm {
 
 /// Notices the end of another rank's process.
 ///
-/// It polls a pidfd, which all watches over that process share, so that another group costs no descriptor. Where the
+/// It polls a pidfd, which all watches over that process share, so that another group costs no descriptor. If the
 /// kernel has no pidfd for it (an old kernel, another PID namespace), it polls for the hang-up of a socket that both
-/// hold and on which nothing is ever sent. That comes later if a child forked by the rank keeps the socket open.
+/// hold and never use. The hang-up comes late if a child forked by the rank keeps the socket open.
 class PeerWatch {
  public:
   PeerWatch() = default;
-  /// `pid` is the peer's as seen from here (0: not visible). The peer must be alive. A process does not watch itself.
+  /// `pid` is the peer's as seen from here (0: not visible). A process does not watch itself.
+  /// REQUIRES: the peer is alive.
   PeerWatch(pid_t pid, std::string host);
   /// `socket` is connected to the peer.
   PeerWatch(FileDescriptor socket, pid_t pid, std::string host) : PeerWatch(pid, std::move(host)) {

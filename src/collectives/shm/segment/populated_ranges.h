@@ -7,14 +7,14 @@
 
 namespace lockstep::shm {
 
-/// The ranges of another rank's resident memory that this process has in its page table. A rank writes only to its
-/// slice of every buffer; mapping all of N ranks' memory would cost each of them N times 2 MiB of page table for 1 GiB.
+/// The ranges of another rank's resident memory in this process's page table. A rank writes only to its slice of every
+/// buffer; mapping all of N ranks' memory would cost each of them N times 2 MiB of page table for 1 GiB.
 ///
 /// Whole ranges are populated, which is faster than one fault for each page.
 class PopulatedRanges {
  public:
-  /// Populates the pages of [begin, end) of `segment` that are not populated yet. Their owner has committed all of
-  /// them.
+  /// Populates the pages of [begin, end) of `segment` that are not populated yet.
+  /// REQUIRES: their owner has committed all of them.
   void populate(SharedSegment& segment, size_t begin, size_t end);
 
  private:

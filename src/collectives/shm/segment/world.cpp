@@ -58,7 +58,7 @@ void World::notify() const {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     Control& peer = control(r);
-    // After the caller's seq_cst store; its partner is the fence in Waiter::sleep().
+    // After the caller's seq_cst store; pairs with the fence in Waiter::sleep().
     if ((peer.awaited.load(std::memory_order_seq_cst) & bit(rank_)) == 0) continue;
     peer.awaited.store(0);
     peer.bell.fetch_add(1);

@@ -20,8 +20,8 @@ void initialize_segment(SharedSegment& segment, int rank, int world_size, const 
 /// One rank's view of a group: the mapped segments of all ranks, and a watch over every other rank's process.
 class World {
  public:
-  /// segments[r] and watches[r] are rank r's; watches[rank] is empty. `spin`: the ranks fit on the processors they may
-  /// use, so a wait may spin for a moment before it sleeps.
+  /// segments[r] and watches[r] are rank r's; watches[rank] is empty. `spin`: the ranks fit on the processors that they
+  /// may use, so a wait may spin for a moment before it sleeps.
   World(int rank, Geometry geometry, std::vector<std::shared_ptr<SharedSegment>> segments,
         std::vector<PeerWatch> watches, bool spin);
 
@@ -53,7 +53,7 @@ class World {
   /// Whether one of these ranks was last seen waiting on this processor.
   bool waits_on(uint32_t processor, uint64_t ranks) const;
 
-  /// Wakes the ranks that sleep for this one. To be called after publishing a word (sequentially consistent).
+  /// Wakes the ranks that sleep for this one. Called after publishing a word (sequentially consistent).
   void notify() const;
   /// Wakes all ranks.
   void notify_all() const;
@@ -72,7 +72,7 @@ class World {
   RankNumbers numbers_;
 };
 
-/// Where a rank notes what the operation with this number is for.
+/// The place where a rank records the purpose of the operation with this number.
 inline LabelNote& label_of(const World& world, int rank, uint64_t sequence) {
   return world.control(rank).labels[sequence % kRingLines];
 }

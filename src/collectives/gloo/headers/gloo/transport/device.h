@@ -4,7 +4,7 @@ namespace gloo::transport {
 
 class Device;
 
-/// Held by c10d's SendWork and RecvWork only; LibTorch creates and destroys it.
+/// Held only by c10d's SendWork and RecvWork; LibTorch creates and destroys it.
 class UnboundBuffer {
  public:
   virtual ~UnboundBuffer() = 0;
