@@ -16,12 +16,14 @@
 
 namespace lockstep::fully_sharded {
 
-/// The text of the c10::Error that `checks` throw; empty if they throw none.
+/// The text of the exception that `checks` throw; empty if they throw none.
 inline std::string trouble_of(const std::function<void()>& checks) {
   try {
     checks();
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
   }
   return "";
 }
@@ -32,7 +34,7 @@ inline void refuse_troubles(const std::vector<std::string>& troubles) {
   if (first != troubles.end()) throw Error(ranks_with(troubles, *first) + ": " + *first);
 }
 
-/// Throws on all ranks if `checks` throw a c10::Error on some.
+/// Throws on all ranks if `checks` throw on some.
 /// REQUIRES: every rank calls it.
 inline void on_all_ranks(const Group& group, const std::function<void()>& checks) {
   const std::string mine = trouble_of(checks);
