@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "collectives/shm/kernels/fetch_to_write.h"
 #include "collectives/shm/segment/layout.h"
 
 namespace lockstep::shm {
@@ -10,18 +11,6 @@ namespace {
 /// Of all outputs together: it is on its way while what comes before it is summed. A processor cannot fetch much more
 /// at once.
 constexpr size_t kFetchedAhead = size_t{2} << 10;
-
-void fetch_to_write(const void* from, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += kCacheLine) {
-#ifdef __x86_64__
-    // What the compiler makes of its builtin here fetches the line for reading. Processors without this instruction do
-    // nothing.
-    asm volatile("prefetchw %0" : : "m"(static_cast<const char*>(from)[at]));
-#else
-    __builtin_prefetch(static_cast<const char*>(from) + at, 1);
-#endif
-  }
-}
 
 }  // namespace
 
