@@ -64,7 +64,7 @@ enum class Kind {
   kMessage,
   kLongMessage,   ///< several times as long as its channel
   kManyMessages,  ///< more than there are boxes, the last but one too long for one
-  kTwoRounds,    ///< all_reduce
+  kTwoRounds,     ///< all_reduce
   kThreeRounds,
   kBroadcastInRounds,
   kAllToAllInRounds,
@@ -260,8 +260,7 @@ class Scenario {
                     .input = state.data[i],
                     .output = state.data[i]};
     if (kinds_[i] == Kind::kBarrier) return state.group->start({.kind = OperationKind::kBarrier});
-    if (kinds_[i] == Kind::kMessage || kinds_[i] == Kind::kLongMessage)
-      return message(rank, state.data[i], count);
+    if (kinds_[i] == Kind::kMessage || kinds_[i] == Kind::kLongMessage) return message(rank, state.data[i], count);
     if (kinds_[i] == Kind::kManyMessages) {
       WorkPtr last;
       for (int number = 0, at = 0; number < kMessages; ++number) {
