@@ -24,7 +24,9 @@ std::atomic<uint64_t> operations{0};
 }  // namespace
 
 uint64_t note_start(const char* function, lockstep_dtype dtype, int64_t count) {
-  const uint64_t number = operations.fetch_add(1, std::memory_order_relaxed) + 1;
+  // Without a locked instruction: threads with groups of their own may draw the same number, as the page allows.
+  const uint64_t number = operations.load(std::memory_order_relaxed) + 1;
+  operations.store(number, std::memory_order_relaxed);
   constexpr size_t kPrefix = sizeof "lockstep_" - 1;
   own_page().start_operation(number, function + kPrefix, shm::name(static_cast<shm::DataType>(dtype)), count, &count, 1,
                              coarse_now());
@@ -67,14 +69,20 @@ void hand_out(lockstep_request** request, const State& state, shm::WorkPtr work,
 }
 
 void run(const char* function, const State& state, shm::Request what, lockstep_request** request) {
-  const uint64_t number =
-      note_start(function, static_cast<lockstep_dtype>(what.type), static_cast<int64_t>(what.count));
+  struct {
+    const char* function;
+    lockstep_dtype dtype;
+    int64_t count;
+    uint64_t number = 0;
+    void start() { number = note_start(function, dtype, count); }
+  } note{function, static_cast<lockstep_dtype>(what.type), static_cast<int64_t>(what.count)};
   if (request != nullptr) {
     *request = nullptr;
-    return hand_out(request, state, state->group.start(std::move(what)), number, nullptr);
+    note.start();
+    return hand_out(request, state, state->group.start(std::move(what)), note.number, nullptr);
   }
-  state->group.run(std::move(what), state->timeout);
-  own_page().finish_operation(number);
+  state->group.run(std::move(what), state->timeout, [&note] { note.start(); });
+  own_page().finish_operation(note.number);
 }
 
 /// A collective with its memory, and the common checks.
@@ -276,8 +284,11 @@ lockstep_status lockstep_send(lockstep_group* group, const void* data, int64_t c
     message("lockstep_send", state, data, count, dtype, to, /*any=*/false);
     if (request != nullptr) *request = nullptr;
     const auto type = static_cast<lockstep::shm::DataType>(dtype);
-    const uint64_t number = note_start("lockstep_send", dtype, count);
     const auto bytes = static_cast<size_t>(count) * element_bytes(type);
+    // The page can wait; the receiver cannot.
+    const bool sent = request == nullptr && state->group.send_at_once(data, bytes, to, tag, type);
+    const uint64_t number = note_start("lockstep_send", dtype, count);
+    if (sent) return lockstep::own_page().finish_operation(number);
     finish(state, state->group.send(data, bytes, to, tag, nullptr, type), number, request, nullptr);
   });
 }
@@ -290,7 +301,11 @@ lockstep_status lockstep_recv(lockstep_group* group, void* data, int64_t count, 
     const auto type = static_cast<lockstep::shm::DataType>(dtype);
     const uint64_t number = note_start("lockstep_recv", dtype, count);
     const auto bytes = static_cast<size_t>(count) * element_bytes(type);
-    finish(state, state->group.receive(data, bytes, from, tag, nullptr, type), number, request, source);
+    if (request != nullptr)
+      return hand_out(request, state, state->group.receive(data, bytes, from, tag, nullptr, type), number, source);
+    const int sender = state->group.receive_now(data, bytes, from, tag, type, state->timeout);
+    lockstep::own_page().finish_operation(number);
+    if (source != nullptr) *source = sender;
   });
 }
 

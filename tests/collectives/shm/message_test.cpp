@@ -136,5 +136,114 @@ TEST(Messages, AnotherTypeIsRefusedOnBothSides) {
     });
 }
 
+/// send() and wait(), by the short way where it is open.
+void send_now(Communicator& group, const Bytes& data, int to, int64_t tag) {
+  if (group.send_at_once(data.data(), data.size(), to, tag, DataType::kUInt8)) return;
+  group.wait(*group.send(data.data(), data.size(), to, tag), kTestTimeout);
+}
+int receive_now(Communicator& group, Bytes& data, int from, int64_t tag) {
+  return group.receive_now(data.data(), data.size(), from, tag, DataType::kUInt8, kTestTimeout);
+}
+
+TEST(Messages, BlockingOnesOfEverySizeGoBackAndForth) {
+  with_group(3, [](Communicator& group) {
+    const int to = (group.rank() + 1) % 3, from = (group.rank() + 2) % 3;
+    for (int turn = 0; turn < 60; ++turn) {
+      const size_t sizes[] = {0, 1, 33, 1056, 1057, 1070, 4080, 4096, 100000};
+      const size_t bytes = sizes[(turn * 7 + turn / 9) % 9];
+      Bytes in(bytes);
+      if (group.rank() == 0) send_now(group, pattern(bytes, 0, turn), to, turn % 2);
+      ASSERT_EQ(receive_now(group, in, from, turn % 2), from);
+      ASSERT_EQ(in, pattern(bytes, from, turn));
+      if (group.rank() != 0) send_now(group, pattern(bytes, group.rank(), turn), to, turn % 2);
+    }
+  });
+}
+
+TEST(Messages, AreReceivedInOrderWhateverWayEachTakes) {
+  // A message that finds its box in use, or does not fit into one, takes the stream, between others that do not.
+  with_group(2, [](Communicator& group) {
+    const auto size = [](int i) { return static_cast<size_t>(i % 5 == 3 ? 1500 : i % 7 * 10); };
+    std::vector<Bytes> data(200);
+    std::vector<WorkPtr> work;
+    for (int i = 0; i < 200; ++i) {
+      Bytes& one = data[static_cast<size_t>(i)];
+      one = group.rank() == 0 ? pattern(size(i), i, 0) : Bytes(size(i));
+      const bool other_call = i % 11 < 4;
+      if (group.rank() == 0 && other_call)
+        send_now(group, one, 1, 3);
+      else if (group.rank() == 0)
+        work.push_back(group.send(one.data(), one.size(), 1, 3));
+      else if (other_call)
+        receive_now(group, one, 0, 3);
+      else
+        work.push_back(group.receive(one.data(), one.size(), 0, 3));
+    }
+    for (auto& w : work) group.wait(*w, kTestTimeout);
+    for (int i = 0; i < 200; ++i) ASSERT_EQ(data[static_cast<size_t>(i)], pattern(size(i), i, 0)) << i;
+  });
+}
+
+TEST(Messages, ManySmallOnesNeedNoReceiver) {
+  // As many as their channel holds, each with its envelope; the boxes come on top.
+  with_group(2, [](Communicator& group) {
+    constexpr int kCount = 4096 / (16 + 4) + static_cast<int>(kBoxes);
+    const Bytes sent = pattern(4, 1, 1);
+    for (int i = 0; i < kCount; ++i)
+      ASSERT_TRUE(group.send_at_once(sent.data(), 4, 1 - group.rank(), 1, DataType::kUInt8)) << i;
+    EXPECT_FALSE(group.send_at_once(sent.data(), 4, 1 - group.rank(), 1, DataType::kUInt8));
+    group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
+    for (int i = 0; i < kCount; ++i) {
+      Bytes in(4);
+      receive_now(group, in, 1 - group.rank(), 1);
+      ASSERT_EQ(in, sent);
+    }
+  });
+}
+
+TEST(Messages, ABlockingReceiveLeavesWhatIsNotForIt) {
+  with_group(2, [](Communicator& group) {
+    const Bytes small = pattern(8, 0, 1), large = pattern(3000, 0, 2);
+    if (group.rank() == 0) {
+      send_now(group, small, 1, 1);
+      send_now(group, large, 1, 2);
+      send_now(group, small, 1, 3);
+      send_now(group, large, 1, 4);
+    } else {
+      Bytes in(8), many(3000);
+      receive_now(group, in, 0, 3);
+      EXPECT_EQ(in, small);
+      receive_now(group, many, 0, 2);
+      EXPECT_EQ(many, large);
+      EXPECT_EQ(receive_now(group, in, kAnySource, 1), 0);
+      EXPECT_EQ(in, small);
+      receive_now(group, many, 0, 4);
+      EXPECT_EQ(many, large);
+    }
+  });
+}
+
+TEST(Messages, ABlockingReceiveOfAnotherSizeIsRefusedOnBothSides) {
+  for (const size_t sent : {size_t{16}, size_t{2000}})
+    with_group(2, [&](Communicator& group) {
+      Bytes data(sent);
+      try {
+        if (group.rank() == 0) {
+          send_now(group, data, 1, 4);
+          group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
+        } else {
+          Bytes in(8);
+          receive_now(group, in, 0, 4);
+        }
+        FAIL() << "rank " << group.rank();
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what())
+                      .find(std::to_string(sent) + " elements of uint8 sent, 8 of uint8 expected (tag 4)"),
+                  std::string::npos)
+            << error.what();
+      }
+    });
+}
+
 }  // namespace
 }  // namespace lockstep::shm

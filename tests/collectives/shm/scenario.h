@@ -26,12 +26,14 @@ class Memory {
     geometry_.chunk_bytes = chunk_bytes;
     geometry_.chunks = chunks;
     geometry_.channel_bytes = 64;
+    geometry_.box_bytes = kCacheLine;
     geometry_.resident_bytes = 1 << 16;
     for (int r = 0; r < ranks_; ++r)
       segments_.push_back(
           std::make_shared<SharedSegment>("explorer", geometry_.segment_bytes(), geometry_.resident_at()));
   }
   const std::vector<std::shared_ptr<SharedSegment>>& segments() const { return segments_; }
+  const Geometry& geometry() const { return geometry_; }
   std::unique_ptr<Communicator> fresh_group(int rank) {
     std::vector<PeerWatch> watches(static_cast<size_t>(ranks_));
     return std::make_unique<Communicator>(
@@ -60,8 +62,9 @@ enum class Kind {
   kBroadcast,
   kBarrier,
   kMessage,
-  kLongMessage,  ///< several times as long as its channel
-  kTwoRounds,    ///< all_reduce
+  kLongMessage,   ///< several times as long as its channel
+  kManyMessages,  ///< more than there are boxes, the last but one too long for one
+  kTwoRounds,     ///< all_reduce
   kThreeRounds,
   kBroadcastInRounds,
   kAllToAllInRounds,
@@ -80,6 +83,9 @@ struct RankState {
   WorkPtr work[2];
 };
 
+inline constexpr int kMessages = static_cast<int>(kBoxes) + 4;
+constexpr size_t elements_of_message(int number) { return number == kMessages - 2 ? 10 : 2; }
+
 inline size_t elements(Kind kind) {
   switch (kind) {
     case Kind::kEagerReduce:
@@ -97,6 +103,11 @@ inline size_t elements(Kind kind) {
       return kChunk / 4 + 1;
     case Kind::kLongMessage:
       return 50;
+    case Kind::kManyMessages: {
+      size_t all = 0;
+      for (int number = 0; number < kMessages; ++number) all += elements_of_message(number);
+      return all;
+    }
     case Kind::kNothing:
       return 0;
     default:
@@ -226,6 +237,7 @@ class Scenario {
         return given(1, i, k);
       case Kind::kMessage:
       case Kind::kLongMessage:
+      case Kind::kManyMessages:
         return given(0, i, k);
       case Kind::kAllToAllInRounds:
         return given(static_cast<int>(k / count), i, static_cast<size_t>(rank) * count + k % count);
@@ -234,6 +246,10 @@ class Scenario {
         for (int r = 0; r < ranks_; ++r) sum += given(r, i, k);
         return sum;
     }
+  }
+  WorkPtr message(int rank, int32_t* data, size_t count) {
+    Communicator& group = *states_[rank].group;
+    return rank == 0 ? WorkPtr(group.send(data, count * 4, 1, 7)) : group.receive(data, count * 4, 0, 7);
   }
   WorkPtr start(int rank, int i) {
     RankState& state = states_[rank];
@@ -244,9 +260,15 @@ class Scenario {
                     .input = state.data[i],
                     .output = state.data[i]};
     if (kinds_[i] == Kind::kBarrier) return state.group->start({.kind = OperationKind::kBarrier});
-    if (kinds_[i] == Kind::kMessage || kinds_[i] == Kind::kLongMessage)
-      return rank == 0 ? WorkPtr(state.group->send(state.data[i], count * 4, 1, 7))
-                       : state.group->receive(state.data[i], count * 4, 0, 7);
+    if (kinds_[i] == Kind::kMessage || kinds_[i] == Kind::kLongMessage) return message(rank, state.data[i], count);
+    if (kinds_[i] == Kind::kManyMessages) {
+      WorkPtr last;
+      for (int number = 0, at = 0; number < kMessages; ++number) {
+        last = message(rank, state.data[i] + at, elements_of_message(number));
+        at += static_cast<int>(elements_of_message(number));
+      }
+      return last;
+    }
     if (kinds_[i] == Kind::kBroadcast || kinds_[i] == Kind::kBroadcastInRounds)
       request.kind = OperationKind::kBroadcast, request.root = 1;
     if (kinds_[i] == Kind::kAllToAllInRounds)

@@ -25,6 +25,11 @@ void futex_wake_all(const std::atomic<uint32_t>&) {}
 namespace shm {
 namespace {
 
+/// Where in a segment.
+struct {
+  size_t begin, end, each;
+} boxes;
+
 std::string name_of(size_t, size_t offset) {
   const struct {
     const char* name;
@@ -45,6 +50,9 @@ std::string name_of(size_t, size_t offset) {
     return (offset - offsetof(Control, ring)) % sizeof(Line) == 0 ? "announcement" : "a line";
   if (within(offsetof(Control, written), sizeof(Control::written))) return "written";
   if (within(offsetof(Control, consumed), sizeof(Control::consumed))) return "consumed";
+  if (within(offsetof(Control, received), sizeof(Control::received))) return "received";
+  if (within(boxes.begin, boxes.end - boxes.begin))
+    return (offset - boxes.begin) % boxes.each == 0 ? "box" : "what is in a box";
   return "byte " + std::to_string(offset);
 }
 
@@ -66,12 +74,14 @@ constexpr Case kCases[] = {
     {"OneWay", 2, Kind::kBroadcastInRounds, Kind::kAllToAllInRounds, 31, 1, false},
     {"OneWayTwice", 2, Kind::kBroadcastInRounds, Kind::kBroadcastInRounds, 0, 1, false},
     {"Messages", 2, Kind::kLongMessage, Kind::kInlineReduce, 0, 2, false},
+    {"ManyMessages", 2, Kind::kManyMessages, Kind::kNothing, 0, 2, false},
     {"InlineOfThree", 3, Kind::kInlineReduce, Kind::kBarrier, 31, 2, false},
     {"InPlaceOfThree", 3, Kind::kInPlace, Kind::kEagerReduce, 31, 2, false},
     {"StagedOfThree", 3, Kind::kStagedReduce, Kind::kEagerReduce, 31, 2, false},
     {"RoundsOfThree", 3, Kind::kThreeRounds, Kind::kBroadcastInRounds, 0, 1, false},
     {"Asleep", 2, Kind::kInlineReduce, Kind::kThreeRounds, 0, 2, true},
     {"AsleepOverMessages", 2, Kind::kLongMessage, Kind::kInPlace, 0, 2, true},
+    {"AsleepOverManyMessages", 2, Kind::kManyMessages, Kind::kInPlace, 0, 2, true},
     {"AsleepOfThree", 3, Kind::kInPlace, Kind::kThreeRounds, 0, 1, true},
 };
 
@@ -91,6 +101,8 @@ struct Outcome {
 Outcome explore(const Case& what, int executions, const Dropped& dropped = {}) {
   Scenario scenario(what.ranks, what.first, what.second, what.warm_up, what.chunks);
   Scheduler scheduler(what.ranks);
+  const Geometry& geometry = scenario.memory().geometry();
+  boxes = {geometry.box_at(0, 0), geometry.box_at(what.ranks, 0), geometry.box_bytes};
   WeakMemory memory(what.ranks, name_of);
   for (const auto& segment : scenario.memory().segments()) memory.track(segment->data(), segment->size());
   Outcome outcome;
@@ -156,10 +168,15 @@ INSTANTIATE_TEST_SUITE_P(
                       Omission{"WrittenAcquire", "Messages", {"written", What::kAcquire}},
                       Omission{"ConsumedRelease", "Messages", {"consumed", What::kRelease}},
                       Omission{"ConsumedAcquire", "Messages", {"consumed", What::kAcquire}},
+                      Omission{"BoxRelease", "ManyMessages", {"box", What::kRelease}},
+                      Omission{"BoxAcquire", "ManyMessages", {"box", What::kAcquire}},
+                      Omission{"ReceivedRelease", "ManyMessages", {"received", What::kRelease}},
+                      Omission{"ReceivedAcquire", "ManyMessages", {"received", What::kAcquire}},
                       Omission{"FenceBeforeSleep", "Asleep", {"", What::kFences}},
                       Omission{"AwaitedSequential", "Asleep", {"awaited", What::kSequential}},
                       Omission{"AnnouncementSequential", "Asleep", {"announcement", What::kSequential}},
                       Omission{"WrittenSequential", "AsleepOverMessages", {"written", What::kSequential}},
+                      Omission{"BoxSequential", "AsleepOverManyMessages", {"box", What::kSequential}},
                       Omission{"ReducedSequential", "AsleepOfThree", {"reduced", What::kSequential}}),
     [](const auto& one) { return std::string(one.param.name); });
 

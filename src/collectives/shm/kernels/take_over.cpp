@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "collectives/shm/kernels/fetch_to_write.h"
 #include "collectives/shm/segment/layout.h"
 
 namespace lockstep::shm {
@@ -9,17 +10,6 @@ namespace {
 
 /// Of all outputs together: fetched while earlier lines are summed. A processor cannot fetch much more at once.
 constexpr size_t kFetchedAhead = size_t{2} << 10;
-
-void fetch_to_write(const void* from, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += kCacheLine) {
-#ifdef __x86_64__
-    // The compiler's builtin would fetch the line for reading here. Processors without this instruction ignore it.
-    asm volatile("prefetchw %0" : : "m"(static_cast<const char*>(from)[at]));
-#else
-    __builtin_prefetch(static_cast<const char*>(from) + at, 1);
-#endif
-  }
-}
 
 }  // namespace
 

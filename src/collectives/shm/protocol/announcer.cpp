@@ -1,6 +1,7 @@
 #include "collectives/shm/protocol/announcer.h"
 
 #include <algorithm>
+#include <cstddef>
 
 namespace lockstep::shm {
 namespace {
@@ -8,6 +9,15 @@ namespace {
 constexpr size_t kResidentOneWay = size_t{4} << 20;
 
 bool is_in_place(const Request& request) { return request.input == request.output; }
+
+/// The line with the word is written last, at one go: the others poll it, and take it away in between.
+void pack_into(Line& line, const Transfer& transfer) {
+  constexpr size_t kInFirst = kCacheLine - offsetof(Line, data);
+  const size_t bytes = transfer.block_bytes();
+  if (transfer.has_block_per_rank() || bytes <= kInFirst) return transfer.pack(line.data, bytes, 0, bytes);
+  transfer.pack(line.data + kInFirst, bytes, kInFirst, bytes);
+  transfer.pack(line.data, bytes, 0, kInFirst);
+}
 
 }  // namespace
 
@@ -17,7 +27,7 @@ bool Announcer::announce(Operation& operation, uint64_t& blocked_on) {
   if (!operation.fits_inline()) {
     if (!place_package(operation, line, blocked_on)) return false;
   } else if (operation.transfer.gives(world_.rank())) {
-    operation.transfer.pack(line.data, operation.transfer.block_bytes(), 0, operation.transfer.block_bytes());
+    pack_into(line, operation.transfer);
   }
   line.header = operation.header.bits;
   // Releases line and package to Pipeline::arrive(); seq_cst for notify(), as every word that a rank may sleep for.

@@ -12,9 +12,8 @@ namespace lockstep::shm {
 
 Channels::Channels(const World& world)
     : world_(world),
-      capacity_(world.geometry().channel_bytes),
-      write_at_(static_cast<size_t>(world.size())),
-      read_at_(static_cast<size_t>(world.size())),
+      boxes_(world),
+      streams_(world),
       sends_(static_cast<size_t>(world.size())),
       incoming_(static_cast<size_t>(world.size())),
       set_aside_(static_cast<size_t>(world.size())) {}
@@ -49,40 +48,40 @@ MessagePtr Channels::receive(void* data, size_t bytes, int from, int64_t tag, st
   return message;
 }
 
-size_t Channels::write(int to, const void* data, size_t bytes) {
-  Word& written = world_.mine().written[to].value;
-  const uint64_t begin = written.load(std::memory_order_relaxed);
-  // From read(): those bytes may be written again.
-  const uint64_t consumed = world_.control(to).consumed[world_.rank()].value.load(std::memory_order_acquire);
-  const size_t count = std::min<size_t>(bytes, capacity_ - (begin - consumed));
-  if (count == 0) return 0;
-  std::byte* ring = world_.channel(world_.rank(), to);
-  size_t& at = write_at_[static_cast<size_t>(to)];
-  const size_t first = std::min(count, capacity_ - at);
-  std::memcpy(ring + at, data, first);
-  std::memcpy(ring, static_cast<const std::byte*>(data) + first, count - first);
-  at = (at + count) % capacity_;
-  written.store(begin + count, std::memory_order_seq_cst);  // releases the bytes to read()
-  world_.notify();
-  return count;
+bool Channels::send_at_once(const void* data, size_t bytes, int to, int64_t tag, DataType type) {
+  if (!sends_[static_cast<size_t>(to)].empty()) return false;
+  const Envelope envelope(tag, bytes, type);
+  if (!boxes_.put(to, envelope, data)) {
+    if (!streams_.has_room(to, sizeof envelope + bytes)) return false;
+    streams_.begin(to, &envelope, sizeof envelope);
+    boxes_.pass(to);
+    streams_.write(to, data, bytes);
+  }
+  ++advances_;
+  return true;
 }
 
-size_t Channels::read(int from, void* data, size_t bytes) {
-  Word& consumed = world_.mine().consumed[from].value;
-  const uint64_t begin = consumed.load(std::memory_order_relaxed);
-  // From write(): those bytes are there.
-  const uint64_t written = world_.control(from).written[world_.rank()].value.load(std::memory_order_acquire);
-  const size_t count = std::min<size_t>(bytes, written - begin);
-  if (count == 0) return 0;
-  const std::byte* ring = world_.channel(from, world_.rank());
-  size_t& at = read_at_[static_cast<size_t>(from)];
-  const size_t first = std::min(count, capacity_ - at);
-  std::memcpy(data, ring + at, first);
-  std::memcpy(static_cast<std::byte*>(data) + first, ring, count - first);
-  at = (at + count) % capacity_;
-  consumed.store(begin + count, std::memory_order_seq_cst);  // releases the reads to write()
-  world_.notify();
-  return count;
+MessagePtr Channels::receive_at_once(void* data, size_t bytes, int from, int64_t tag, DataType type) {
+  const Envelope wanted(tag, bytes, type);
+  const bool streamed = streams_.has(from, sizeof(Envelope));  // before the box: see open_incoming()
+  if (Box* const box = boxes_.next(from); box != nullptr) {
+    if (MessageBoxes::envelope_of(*box) != wanted) return receive(data, bytes, from, tag, nullptr, type);
+    boxes_.take(*box, from, data);
+    ++advances_;
+    return nullptr;
+  }
+  Envelope envelope;
+  if (streamed) streams_.peek(from, &envelope, sizeof envelope);
+  if (!streamed || envelope != wanted) return receive(data, bytes, from, tag, nullptr, type);
+  streams_.open(from, &envelope, sizeof envelope);
+  boxes_.passed(from);
+  ++advances_;
+  const size_t moved = streams_.read(from, data, bytes);
+  if (moved == bytes) return nullptr;
+  MessagePtr message = receive(data, bytes, from, tag, nullptr, type);
+  receives_.pop_back();
+  incoming_[static_cast<size_t>(from)] = {.open = true, .envelope = envelope, .moved = moved, .receiver = message};
+  return message;
 }
 
 bool Channels::push(int to, uint64_t blocked_bit, uint64_t& blocked_on) {
@@ -90,20 +89,20 @@ bool Channels::push(int to, uint64_t blocked_bit, uint64_t& blocked_on) {
   bool moved = false;
   while (!queue.empty()) {
     Message& message = *queue.front();
-    if (!message.announced_) {
-      const Envelope envelope(message.tag_, message.bytes_, message.type_);
-      // Only how much: write() and read() acquire for themselves, here and in open_incoming().
-      const uint64_t used = world_.mine().written[to].value.load(std::memory_order_relaxed) -
-                            world_.control(to).consumed[world_.rank()].value.load(std::memory_order_acquire);
-      if (capacity_ - used < sizeof envelope) break;  // an envelope is written whole
-      write(to, &envelope, sizeof envelope);
+    const Envelope envelope(message.tag_, message.bytes_, message.type_);
+    if (!message.announced_ && boxes_.put(to, envelope, message.data_)) {
+      message.moved_ = message.bytes_;
       message.announced_ = moved = true;
-    }
-    while (message.moved_ < message.bytes_) {
-      const size_t count = write(to, message.data_ + message.moved_, message.bytes_ - message.moved_);
-      if (count == 0) break;
+    } else {
+      if (!message.announced_) {
+        if (!streams_.has_room(to, sizeof envelope)) break;  // an envelope is written whole
+        streams_.begin(to, &envelope, sizeof envelope);
+        boxes_.pass(to);
+        message.announced_ = moved = true;
+      }
+      const size_t count = streams_.write(to, message.data_ + message.moved_, message.bytes_ - message.moved_);
       message.moved_ += count;
-      moved = true;
+      moved = moved || count > 0;
     }
     if (message.moved_ < message.bytes_) break;
     message.keep_alive_.reset();
@@ -173,10 +172,18 @@ bool Channels::take_set_aside(Message& message) {
 }
 
 bool Channels::open_incoming(int from, Incoming& incoming) {
-  const uint64_t ready = world_.control(from).written[world_.rank()].value.load(std::memory_order_acquire) -
-                         world_.mine().consumed[from].value.load(std::memory_order_relaxed);
-  if (ready < sizeof(Envelope)) return false;
-  read(from, &incoming.envelope, sizeof(Envelope));
+  incoming.box = boxes_.next(from);
+  if (incoming.box == nullptr) {
+    if (!streams_.has(from, sizeof(Envelope))) return false;
+    // What has come through the stream since may be the message after one that has come in a box since.
+    incoming.box = boxes_.next(from);
+  }
+  if (incoming.box != nullptr) {
+    incoming.envelope = MessageBoxes::envelope_of(*incoming.box);
+  } else {
+    streams_.open(from, &incoming.envelope, sizeof(Envelope));
+    boxes_.passed(from);
+  }
   incoming.open = true;
   incoming.moved = 0;
   incoming.receiver = match(from, incoming.envelope.tag);
@@ -191,19 +198,26 @@ bool Channels::open_incoming(int from, Incoming& incoming) {
   return true;
 }
 
+bool Channels::take_in(int from, Incoming& incoming) {
+  std::byte* const target = incoming.receiver ? incoming.receiver->data_ : incoming.copy.data();
+  if (incoming.box != nullptr) {
+    boxes_.take(*incoming.box, from, target);
+    incoming.moved = incoming.envelope.bytes();
+    return true;
+  }
+  const size_t count = streams_.read(from, target + incoming.moved, incoming.envelope.bytes() - incoming.moved);
+  incoming.moved += count;
+  return count > 0;
+}
+
 bool Channels::pull(int from) {
   Incoming& incoming = incoming_[static_cast<size_t>(from)];
   bool moved = false;
-  // While nobody could want a message it stays in its channel, and its sender waits.
+  // While nobody could want a message it stays where it is; if that is the stream, its sender waits.
   while (incoming.open ? incoming.receiver != nullptr || wanted_behind(from) : wanted_behind(from)) {
     if (!incoming.open && !open_incoming(from, incoming)) return moved;
-    std::byte* target = incoming.receiver ? incoming.receiver->data_ : incoming.copy.data();
-    while (incoming.moved < incoming.envelope.bytes()) {
-      const size_t count = read(from, target + incoming.moved, incoming.envelope.bytes() - incoming.moved);
-      if (count == 0) return moved;
-      incoming.moved += count;
-      moved = true;
-    }
+    if (take_in(from, incoming)) moved = true;
+    if (incoming.moved < incoming.envelope.bytes()) return moved;
     if (incoming.receiver) {
       finish_receive(incoming.receiver, from);
     } else {

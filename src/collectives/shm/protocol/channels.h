@@ -9,6 +9,9 @@
 #include <vector>
 
 #include "collectives/shm/kernels/element.h"
+#include "collectives/shm/protocol/byte_streams.h"
+#include "collectives/shm/protocol/envelope.h"
+#include "collectives/shm/protocol/message_boxes.h"
 #include "collectives/shm/protocol/work.h"
 #include "collectives/shm/segment/world.h"
 
@@ -50,18 +53,30 @@ class Message : public Work {
 };
 using MessagePtr = std::shared_ptr<Message>;
 
-/// The messages of one rank. Each pair of ranks has a ring of bytes in each direction, in the sender's segment. The
-/// sender owns `written`, the receiver `consumed`; both only grow, and may wrap past 2^64.
+/// The messages of one rank.
 ///
-/// A message is an envelope (tag, type, size) and its bytes. A receive takes the first message with its tag; messages
-/// with other tags that come before it are set aside in the receiver's own memory. If type or size is not what the
-/// receive wants, the group ends with an error that names both sides.
+/// A message is an envelope (tag, type, size) and its bytes. It travels in a box if it is small, and else through the
+/// stream of its two ranks. A receive takes the first message with its tag; messages with other tags that come before
+/// it are set aside in the receiver's own memory. If type or size is not what the receive wants, the group ends with an
+/// error that names both sides.
 class Channels {
  public:
   explicit Channels(const World& world);
 
   MessagePtr send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive, DataType type);
   MessagePtr receive(void* data, size_t bytes, int from, int64_t tag, std::shared_ptr<void> keep_alive, DataType type);
+
+  /// Sends a message that can be copied out whole, now. False, and nothing was done, if it cannot.
+  bool send_at_once(const void* data, size_t bytes, int to, int64_t tag, DataType type);
+  /// No other receive could take a message of that rank, and none was set aside.
+  bool may_receive_at_once(int from) const {
+    const auto i = static_cast<size_t>(from);
+    return receives_.empty() && !incoming_[i].open && set_aside_[i].empty();
+  }
+  /// Where may_receive_at_once(): something has come from that rank.
+  bool has_come(int from) { return boxes_.next(from) != nullptr || streams_.has(from, 1); }
+  /// Where may_receive_at_once(): receives the message that has come. Null: it is over; else what is to be waited for.
+  MessagePtr receive_at_once(void* data, size_t bytes, int from, int64_t tag, DataType type);
 
   /// Moves what can be moved. Adds to `blocked_on` the ranks that must act next, and to `blocked_on_any` those of which
   /// any one would do.
@@ -81,19 +96,11 @@ class Channels {
   std::string unwanted_tags(int from) const;
 
  private:
-  struct Envelope {
-    int64_t tag = 0;
-    uint64_t bytes_and_type = 0;
-    Envelope() = default;
-    Envelope(int64_t tag_, uint64_t bytes, DataType type)
-        : tag(tag_), bytes_and_type(bytes << 8 | static_cast<uint64_t>(type)) {}
-    uint64_t bytes() const { return bytes_and_type >> 8; }
-    DataType type() const { return static_cast<DataType>(bytes_and_type & 255); }
-  };
   /// A message on its way in from one rank.
   struct Incoming {
     bool open = false;  // its envelope was read
     Envelope envelope;
+    Box* box = nullptr;  // that has it; null: it comes through the stream
     size_t moved = 0;
     MessagePtr receiver;  // null: it is set aside in
     std::vector<std::byte> copy;
@@ -105,6 +112,7 @@ class Channels {
 
   bool push(int to, uint64_t blocked_bit, uint64_t& blocked_on);
   bool pull(int from);
+  bool take_in(int from, Incoming& incoming);
   bool open_incoming(int from, Incoming& incoming);
   bool wanted_behind(int from) const;
   bool take_set_aside(Message& message);
@@ -112,13 +120,10 @@ class Channels {
   void finish_receive(const MessagePtr& message, int from);
   static bool fits(const Message& message, const Envelope& envelope);
   void refuse(const Message& message, int from, const Envelope& envelope);
-  size_t write(int to, const void* data, size_t bytes);
-  size_t read(int from, void* data, size_t bytes);
 
   const World& world_;
-  const size_t capacity_;
-  std::vector<size_t> write_at_;  // for each rank: where the next byte goes in its ring
-  std::vector<size_t> read_at_;   // from each rank: where the next byte comes from
+  MessageBoxes boxes_;
+  ByteStreams streams_;
   size_t pending_ = 0;
   uint64_t advances_ = 0;
   std::vector<std::deque<MessagePtr>> sends_;   // for each rank

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/interruption.h"
+#include "collectives/shm/protocol/verdict.h"
 
 namespace lockstep::shm {
 namespace {
@@ -70,11 +71,15 @@ WorkPtr Communicator::start(Request request) {
   return operation;
 }
 
+void Communicator::check_peer(const char* call, int peer) const {
+  if (peer < 0 || peer >= size() || peer == rank())
+    throw Error(std::string(call) + ": rank " + std::to_string(peer) + " is not another rank of the group");
+}
+
 WorkPtr Communicator::send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive,
                            DataType type) {
   admission_.check_member();
-  if (to < 0 || to >= size() || to == rank())
-    throw Error("send: rank " + std::to_string(to) + " is not another rank of the group");
+  check_peer("send", to);
   const CountedLock guard(mutex_);
   waiter_.note_caller();
   auto message = engine_.channels().send(data, bytes, to, tag, std::move(keep_alive), type);
@@ -85,13 +90,40 @@ WorkPtr Communicator::send(const void* data, size_t bytes, int to, int64_t tag, 
 MessagePtr Communicator::receive(void* data, size_t bytes, int from, int64_t tag, std::shared_ptr<void> keep_alive,
                                  DataType type) {
   admission_.check_member();
-  if (from != kAnySource && (from < 0 || from >= size() || from == rank()))
-    throw Error("receive: rank " + std::to_string(from) + " is not another rank of the group");
+  if (from != kAnySource) check_peer("receive", from);
   const CountedLock guard(mutex_);
   waiter_.note_caller();
   auto message = engine_.channels().receive(data, bytes, from, tag, std::move(keep_alive), type);
   if (!engine_.is_over()) engine_.advance();
   return message;
+}
+
+bool Communicator::send_at_once(const void* data, size_t bytes, int to, int64_t tag, DataType type) {
+  admission_.check_member();
+  check_peer("send", to);
+  const CountedLock guard(mutex_);
+  waiter_.note_caller();
+  return !Verdict::exists(world_) && engine_.channels().send_at_once(data, bytes, to, tag, type);
+}
+
+int Communicator::receive_now(void* data, size_t bytes, int from, int64_t tag, DataType type,
+                              std::chrono::milliseconds timeout) {
+  admission_.check_member();
+  if (from != kAnySource) check_peer("receive", from);
+  const CountedLock guard(mutex_);
+  waiter_.note_caller();
+  WaitPolicy policy(world_.spin(), timeout);
+  Channels& channels = engine_.channels();
+  MessagePtr message;
+  if (from != kAnySource && engine_.is_idle() && channels.may_receive_at_once(from)) {
+    waiter_.spin(mutex_, from, policy, [&] { return channels.has_come(from) || Verdict::exists(world_); });
+    if (!Verdict::exists(world_)) message = channels.receive_at_once(data, bytes, from, tag, type);
+    if (message == nullptr && !Verdict::exists(world_)) return from;
+  }
+  if (message == nullptr) message = channels.receive(data, bytes, from, tag, nullptr, type);
+  if (!engine_.is_over()) waiter_.wait(mutex_, *message, policy);
+  if (message->failed()) throw Error(message->error());
+  return message->source();
 }
 
 bool Communicator::progress() {
@@ -131,7 +163,7 @@ uint64_t Communicator::waiting_for() {
   return engine_.waits_for();
 }
 
-void Communicator::run(Request&& request, std::chrono::milliseconds timeout) {
+void Communicator::run(Request&& request, std::chrono::milliseconds timeout, const std::function<void()>& announced) {
   admission_.check_member();
   const ReduceFunction reduce = prepare(request, size());
   CountedLock guard(mutex_);
@@ -139,7 +171,13 @@ void Communicator::run(Request&& request, std::chrono::milliseconds timeout) {
   // It lives on the stack: it leaves the queue, under the mutex, before it is done, and is done before this returns.
   try {
     engine_.pipeline().push(OperationPtr(OperationPtr(), &operation));
-    if (!engine_.is_over()) waiter_.wait(mutex_, operation, timeout);
+    if (!engine_.is_over()) {
+      if (announced) {
+        engine_.advance();
+        announced();
+      }
+      if (!operation.done()) waiter_.wait(mutex_, operation, timeout);
+    }
   } catch (const Interruption&) {
     throw;  // the group has ended, and the operation with it
   } catch (const std::exception& cause) {

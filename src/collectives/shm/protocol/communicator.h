@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -51,6 +52,11 @@ class Communicator {
   std::shared_ptr<Message> receive(void* data, size_t bytes, int from, int64_t tag,
                                    std::shared_ptr<void> keep_alive = nullptr, DataType type = DataType::kUInt8);
 
+  /// send() of a message that goes out whole, now; it is over. False, and nothing was done, if it cannot.
+  bool send_at_once(const void* data, size_t bytes, int to, int64_t tag, DataType type);
+  /// receive() and wait(). Returns the sender.
+  int receive_now(void* data, size_t bytes, int from, int64_t tag, DataType type, std::chrono::milliseconds timeout);
+
   /// Does what can be done now. True if something is still pending.
   bool progress();
   /// progress(), unless another thread is in it.
@@ -61,8 +67,9 @@ class Communicator {
   /// For a thread that waits for several things: does what can be done and, unless `work` is done then, sleeps until
   /// something happens or `at_most` has passed. Never spins, and never ends the group because time has passed.
   void poll(const Work& work, std::chrono::microseconds at_most);
-  /// start() and wait(), without an allocation.
-  void run(Request&& request, std::chrono::milliseconds timeout);
+  /// start() and wait(), without an allocation. `announced`, unless null, is called in between, when the others no
+  /// longer wait for this rank: what it does takes none of their time. It must not throw.
+  void run(Request&& request, std::chrono::milliseconds timeout, const std::function<void()>& announced = nullptr);
 
   /// Large sums of resident buffers are taken in parts from now on: a thread that makes progress calls `share_out`, and
   /// nothing that this runs may call the group. Without it, that thread does everything.
@@ -94,6 +101,8 @@ class Communicator {
   std::byte* memory_of(int rank, size_t offset) const { return world_.resident(rank) + offset; }
 
  private:
+  void check_peer(const char* call, int peer) const;
+
   World world_;
   const std::shared_ptr<ProgressSet> set_;
   const std::shared_ptr<Arena> arena_;

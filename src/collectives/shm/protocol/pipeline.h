@@ -75,6 +75,7 @@ class Pipeline {
   Mover mover_;
   std::deque<OperationPtr> queue_;  ///< not over; the first announced_ of them are announced
   size_t announced_ = 0;
+  size_t last_inline_bytes_ = 0;  ///< what the line of the operation before had
   uint64_t started_;
 };
 

@@ -16,7 +16,7 @@ bool ProgressEngine::advance() {
     channels_.progress(blocked_on_, blocked_on_any_);
     if (channels_.pending() < messages) sleepers_.wake();
   }
-  if (pipeline_.is_empty() && channels_.idle()) return false;
+  if (is_idle()) return false;
   return !is_over();
 }
 

@@ -8,7 +8,6 @@
 
 #include "base/interruption.h"
 #include "collectives/shm/protocol/verdict.h"
-#include "collectives/shm/segment/futex.h"
 #include "rank_page/rank_board.h"
 
 // Waiting: the only place where a thread sleeps, and where it notices that other ranks have ended.
@@ -20,9 +19,6 @@
 namespace lockstep::shm {
 namespace {
 
-/// A peer that arrives at the same time answers within these polls (0.1 us). What is done between later polls would
-/// take as long again.
-constexpr unsigned kFastPolls = 16;
 constexpr std::chrono::microseconds kSleepWithOthers{500};  ///< while other groups of this rank have work pending
 
 /// A verdict names what the thread waits for, and if that is not known the operation at hand.
@@ -38,8 +34,7 @@ void tell_where(Verdict& verdict, const Work* waited, uint64_t at_hand) {
 
 }  // namespace
 
-void Waiter::wait(CountedMutex& mutex, const Work& work, std::chrono::milliseconds timeout) {
-  WaitPolicy policy(world_.spin(), timeout);
+void Waiter::wait(CountedMutex& mutex, const Work& work, WaitPolicy& policy) {
   // Rounds of collectives, and parts of messages.
   const auto moved_so_far = [&] { return engine_.pipeline().mover().rounds_moved() + engine_.channels().advances(); };
   uint64_t moved = moved_so_far();
@@ -54,7 +49,7 @@ void Waiter::wait(CountedMutex& mutex, const Work& work, std::chrono::millisecon
       moved = now;
       policy.reset();
     }
-    const bool needed = mutex.is_waited_for() || processor_is_needed();
+    const bool needed = mutex.is_waited_for() || processor_is_needed(engine_.waits_for());
     const auto step = policy.next(needed);
     if (step == WaitPolicy::Step::kSleep) {
       if (const auto left = policy.remaining(); left > std::chrono::microseconds::zero())
@@ -78,10 +73,10 @@ void Waiter::wait(CountedMutex& mutex, const Work& work, std::chrono::millisecon
   }
 }
 
-bool Waiter::processor_is_needed() {
+bool Waiter::processor_is_needed(uint64_t ranks) {
   const auto here = static_cast<uint32_t>(::sched_getcpu());  // -1, which is kNoProcessor, if it fails
   world_.note_processor(here);
-  return world_.waits_on(here, engine_.waits_for());
+  return world_.waits_on(here, ranks);
 }
 
 void Waiter::poll(CountedMutex& mutex, const Work& work, std::chrono::microseconds at_most) {

@@ -8,6 +8,7 @@
 #include "collectives/shm/protocol/stuck_search.h"
 #include "collectives/shm/protocol/wait_policy.h"
 #include "collectives/shm/protocol/work.h"
+#include "collectives/shm/segment/futex.h"
 #include "collectives/shm/segment/world.h"
 
 namespace lockstep::shm {
@@ -28,14 +29,34 @@ class Waiter {
   void expect_several_callers() { stuck_search_.expect_several_callers(); }
 
   /// Returns when `work` is done. Throws nothing but an Interruption, when the group has ended.
-  void wait(CountedMutex& mutex, const Work& work, std::chrono::milliseconds timeout) LOCKSTEP_REQUIRES(mutex);
+  void wait(CountedMutex& mutex, const Work& work, std::chrono::milliseconds timeout) LOCKSTEP_REQUIRES(mutex) {
+    WaitPolicy policy(world_.spin(), timeout);
+    wait(mutex, work, policy);
+  }
+  /// The same, for a wait that may have begun with spin().
+  void wait(CountedMutex& mutex, const Work& work, WaitPolicy& policy) LOCKSTEP_REQUIRES(mutex);
+  /// Spins until `ready`, for as long as a wait for `rank` would before it does anything else. Makes no progress: for a
+  /// caller for whom nothing else is pending.
+  template <typename Ready>
+  void spin(const CountedMutex& mutex, int rank, WaitPolicy& policy, const Ready& ready) LOCKSTEP_REQUIRES(mutex) {
+    for (unsigned polls = 0; !ready(); ++polls) {
+      if (polls < kFastPolls) continue;
+      const bool needed = mutex.is_waited_for() || processor_is_needed(world_.bit(rank));
+      if (policy.next(needed) != WaitPolicy::Step::kSpin) return;
+      cpu_pause();
+    }
+  }
   /// See Communicator::poll.
   void poll(CountedMutex& mutex, const Work& work, std::chrono::microseconds at_most) LOCKSTEP_REQUIRES(mutex);
 
  private:
+  /// A peer that arrives at the same time answers within these polls (0.1 us). What is done between later polls would
+  /// take as long again.
+  static constexpr unsigned kFastPolls = 16;
+
   void sleep(CountedMutex& mutex, const Work& work, std::chrono::microseconds at_most) LOCKSTEP_REQUIRES(mutex);
-  /// Whether a rank that this one waits for was last seen on the processor this thread runs on.
-  bool processor_is_needed();
+  /// Whether one of these ranks, for which this one waits, was last seen on the processor this thread runs on.
+  bool processor_is_needed(uint64_t ranks);
   /// `waited`: what the caller's thread waits for; null: it is not for itself that it waits.
   void find_departed_peers(const Work* waited);
   void find_stuck_ranks(const Work& waited);

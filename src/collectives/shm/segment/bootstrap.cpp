@@ -305,6 +305,7 @@ Geometry geometry_for(int world_size) {
   // Half a MiB for messages, shared out among the peers.
   const size_t share = (size_t{512} << 10) / static_cast<size_t>(world_size);
   geometry.channel_bytes = std::min<size_t>(share / 4096 * 4096, size_t{64} << 10);
+  if (world_size > 8) geometry.box_bytes = 3 * kCacheLine;
   return geometry;
 }
 

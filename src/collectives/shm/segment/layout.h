@@ -18,7 +18,7 @@ namespace lockstep::shm {
 
 inline constexpr int kMaxRanks = 64;
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint32_t kLayoutVersion = 8;
+inline constexpr uint32_t kLayoutVersion = 9;
 
 /// The most operations of a group that may be announced before every rank has finished the first of them.
 inline constexpr uint64_t kRingLines = 32;
@@ -77,6 +77,18 @@ struct alignas(kCacheLine) PaddedWord {
   Word value;
 };
 
+/// Holds one small message, whole: its envelope, and its data right behind, so that a rank that has seen the word reads
+/// all of it at once. The sender's messages to one rank take turns in kBoxes of them; see MessageBoxes.
+struct alignas(kCacheLine) Box {
+  Word word;  ///< the message's number, counted from 1; that of an earlier one until it is there
+  int64_t tag;
+  uint64_t bytes_and_type;
+  uint64_t received;  ///< messages that the sender had received from this one's receiver
+  std::byte* data() { return reinterpret_cast<std::byte*>(this) + kHead; }
+  static constexpr size_t kHead = 32;
+};
+inline constexpr uint64_t kBoxes = 8;
+
 /// The wait of a rank, for StuckSearch. Rewritten only by ranks that have waited for long.
 struct WaitNote {
   static constexpr size_t kWords = 7;
@@ -121,6 +133,7 @@ struct Control {
   /// Point to point: bytes that this rank has written to the channel to each rank, and read from each rank's channel.
   PaddedWord written[kMaxRanks];
   PaddedWord consumed[kMaxRanks];
+  PaddedWord received[kMaxRanks];  ///< messages that this rank has received from each, in boxes or by a channel
 };
 
 /// The values from which a new group's words start; the same on every rank. For tests, which cannot count that far.
@@ -136,6 +149,7 @@ struct Geometry {
   size_t chunk_bytes = size_t{256} << 10;   ///< one round of a large operation
   size_t chunks = 4;                        ///< rounds in flight
   size_t channel_bytes = size_t{16} << 10;  ///< point to point, for one pair of ranks in one direction
+  size_t box_bytes = kCacheLine + 1024;     ///< the same: one of kBoxes, a multiple of a cache line
   size_t resident_bytes = 0;                ///< address space for allocations; committed when used
   int world_size = 1;
 
@@ -145,8 +159,12 @@ struct Geometry {
   size_t channel_at(int to) const {
     return eager_at() + eager_bytes + chunks * chunk_bytes + static_cast<size_t>(to) * channel_bytes;
   }
+  size_t box_at(int to, uint64_t number) const {
+    return round_up(channel_at(world_size), kCacheLine) +
+           (static_cast<size_t>(to) * kBoxes + number % kBoxes) * box_bytes;
+  }
   /// Also the part of a segment that is committed at the start.
-  size_t resident_at() const { return round_up(channel_at(world_size), size_t{1} << 16); }
+  size_t resident_at() const { return round_up(box_at(world_size, 0), size_t{1} << 16); }
   size_t segment_bytes() const { return resident_at() + round_up(resident_bytes, size_t{1} << 16); }
   bool operator==(const Geometry&) const = default;
 };

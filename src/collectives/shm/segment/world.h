@@ -41,6 +41,9 @@ class World {
   std::byte* eager(int rank) const { return base(rank) + geometry_.eager_at(); }
   std::byte* chunk(int rank, uint64_t round) const { return base(rank) + geometry_.chunk_at(round); }
   std::byte* channel(int from, int to) const { return base(from) + geometry_.channel_at(to); }
+  Box& box(int from, int to, uint64_t number) const {
+    return *reinterpret_cast<Box*>(base(from) + geometry_.box_at(to, number));
+  }
   std::byte* resident(int rank) const { return base(rank) + geometry_.resident_at(); }
   const std::shared_ptr<SharedSegment>& segment(int rank) const { return segments_[static_cast<size_t>(rank)]; }
 
