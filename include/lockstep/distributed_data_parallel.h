@@ -14,9 +14,9 @@ namespace lockstep {
 /// gradients. The mean is computed while backward runs.
 ///
 /// It attaches to the parameters of `module` without wrapping it. The module's names, state and methods are unchanged,
-/// an optimizer may be made before or after, and the module remains usable after this object is destroyed. `Module` is
-/// a ModuleHolder (TORCH_MODULE), a std::shared_ptr to an nn::Module, a torch::jit::Module, or NamedTensors: a bare
-/// list of parameters.
+/// an optimizer may be made before or after, and the module remains usable after this object is destroyed.
+/// `Module` is a ModuleHolder (TORCH_MODULE), a std::shared_ptr to an nn::Module, a torch::jit::Module, NamedTensors (a
+/// bare list of parameters), or an nn::Module itself, which must then outlive this object and stay where it is.
 ///
 /// Every rank must construct it. Construction compares all ranks' parameters (names, order, shapes, dtypes,
 /// requires_grad) and options; the first difference is an Error on all ranks. It then sets parameters and buffers to
@@ -70,10 +70,35 @@ class DistributedDataParallel : public Replica {
   Module module_;
 };
 
-/// Explains in one sentence how to make such a module. The rest of it prevents further compiler errors.
+/// For an nn::Module that its owner keeps, `Net net;`. It is not copied: declare it before this object, and do not move
+/// it.
 template <detail::ModuleOnStack Module>
 class DistributedDataParallel<Module> : public Replica {
-  static_assert(!detail::ModuleOnStack<Module>, LOCKSTEP_MODULE_ON_STACK);
+ public:
+  DistributedDataParallel(Module& module, const Context& context, const DistributedDataParallelOptions& options = {})
+      : DistributedDataParallel(module, context.group(), options) {}
+  DistributedDataParallel(Module& module, const Group& group, const DistributedDataParallelOptions& options = {})
+      : Replica(detail::borrowed<torch::nn::Module>(module), group, options), module_(&module) {}
+
+  template <typename... Arguments>
+  auto operator()(Arguments&&... arguments) {
+    before_forward();
+    return module_->forward(std::forward<Arguments>(arguments)...);
+  }
+  Module* operator->() const {
+    check_not_moved_from();
+    return module_;
+  }
+  Module& module() const { return *module_; }
+
+ private:
+  Module* module_;
+};
+
+/// Explains in one sentence how to pass such a module. The rest of it prevents further compiler errors.
+template <detail::PointerToModule Module>
+class DistributedDataParallel<Module> : public Replica {
+  static_assert(!detail::PointerToModule<Module>, LOCKSTEP_BARE_POINTER);
 
  public:
   DistributedDataParallel(const Module&, const Context& context, const DistributedDataParallelOptions& options = {})

@@ -21,6 +21,7 @@
 #include <lockstep/error.h>
 #include <lockstep/evaluate.h>
 #include <lockstep/example_loader.h>
+#include <lockstep/from_function.h>
 #include <lockstep/fully_sharded_data_parallel.h>
 #include <lockstep/gather_for_metrics.h>
 #include <lockstep/grad_scaler.h>
@@ -37,6 +38,7 @@
 #include <lockstep/program.h>
 #include <lockstep/progress.h>
 #include <lockstep/rank_zero.h>
+#include <lockstep/replay_buffer.h>
 #include <lockstep/run_log.h>
 #include <lockstep/running_statistics.h>
 #include <lockstep/sampler.h>

@@ -2,6 +2,7 @@
 
 #include <lockstep/cxx20.h>
 
+#include <memory>
 #include <type_traits>
 
 namespace torch::nn {
@@ -9,8 +10,11 @@ class Module;
 }
 
 /// For a static_assert.
-#define LOCKSTEP_MODULE_ON_STACK                                                                             \
-  "Lockstep keeps the module alive, so it cannot be an object on the stack or a bare pointer: make it with " \
+#define LOCKSTEP_BARE_POINTER                                                                               \
+  "a bare pointer does not say who keeps the module: give the object itself, *pointer, which must outlive " \
+  "what is made of it, a std::shared_ptr<Net>, or a holder declared by TORCH_MODULE(Net)"
+#define LOCKSTEP_MODULE_ON_STACK                                                                         \
+  "this keeps the module alive, so it cannot be an object on the stack or a bare pointer: make it with " \
   "std::make_shared<Net>(), or declare it with TORCH_MODULE(Net) and construct that"
 
 namespace lockstep::detail {
@@ -19,6 +23,15 @@ namespace lockstep::detail {
 template <typename Module>
 concept ModuleOnStack = std::is_class_v<std::remove_pointer_t<Module>> &&
     std::is_base_of_v<torch::nn::Module, std::remove_pointer_t<Module>>;
+
+template <typename Module>
+concept PointerToModule = ModuleOnStack<Module> && std::is_pointer_v<Module>;
+
+/// A pointer that does not keep the module alive: its owner does.
+template <typename Module>
+std::shared_ptr<Module> borrowed(Module& module) {
+  return std::shared_ptr<Module>(std::shared_ptr<void>(), &module);
+}
 
 /// Returns a holder's shared pointer, null if the holder is empty, and any other argument unchanged.
 template <typename Module>

@@ -87,16 +87,14 @@ class Trainer {
   ///     lockstep::Trainer trainer(net.ptr(), model, optimizer, context, {.epochs = 10});
   Trainer(std::shared_ptr<torch::nn::Module> module, Replica& model, torch::optim::Optimizer& optimizer,
           const Context& context, TrainerOptions options = {});
-  /// Refuses, with a one-sentence error, a module that is neither a std::shared_ptr nor a module holder.
+  /// With an nn::Module itself, `Net net;`, which must outlive this object and stay where it is.
   template <detail::ModuleOnStack Module>
-  Trainer(const Module&, torch::optim::Optimizer& optimizer, const Context& context, const TrainerOptions& = {})
-      : Trainer(std::shared_ptr<torch::nn::Module>(), optimizer, context) {
-    static_assert(!detail::ModuleOnStack<Module>, LOCKSTEP_MODULE_ON_STACK);
-  }
+  Trainer(Module& module, torch::optim::Optimizer& optimizer, const Context& context, TrainerOptions options = {})
+      : Trainer(detail::borrowed<torch::nn::Module>(module), optimizer, context, std::move(options)) {}
   template <detail::ModuleOnStack Module>
-  Trainer(const Module& module, Replica&, torch::optim::Optimizer& optimizer, const Context& context,
-          const TrainerOptions& options = {})
-      : Trainer(module, optimizer, context, options) {}
+  Trainer(Module& module, Replica& model, torch::optim::Optimizer& optimizer, const Context& context,
+          TrainerOptions options = {})
+      : Trainer(detail::borrowed<torch::nn::Module>(module), model, optimizer, context, std::move(options)) {}
   ~Trainer();
 
   /// Runs lockstep::evaluate() after each epoch.

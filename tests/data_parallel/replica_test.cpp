@@ -2,6 +2,7 @@
 
 #include <lockstep/checkpoint.h>
 #include <lockstep/distributed_data_parallel.h>
+#include <lockstep/has_state.h>
 
 #include "data_parallel/divergence.h"
 #include "data_parallel/models.h"
@@ -47,6 +48,37 @@ void train(Net& net, DistributedDataParallel<Net>& replica, torch::optim::Optimi
   torch::mse_loss(replica(sample.data), sample.target).backward();
   optimizer.step();
   EXPECT_TRUE(net->fc->weight.grad().defined());
+}
+
+TEST_P(Replicas, AnObjectOnTheStackTrainsAsASharedOne) {
+  run_ranks(GetParam(), [](Context& context) {
+    NetImpl plain;
+    const Net shared;
+    DistributedDataParallel replica(plain, context);
+    DistributedDataParallel other(shared, context, {.bucket_cap_mb = 1});
+    static_assert(HasReplicas<decltype(replica)>);
+    EXPECT_EQ(&replica.module(), &plain);
+    const auto train_both = [&](int step) {
+      const Sample sample = batch(step, context.rank());
+      torch::optim::SGD(plain.parameters(), 0.1).zero_grad();
+      torch::optim::SGD(shared->parameters(), 0.1).zero_grad();
+      torch::mse_loss(replica(sample.data), sample.target).backward();
+      torch::mse_loss(other(sample.data), sample.target).backward();
+      torch::optim::SGD(plain.parameters(), 0.1).step();
+      torch::optim::SGD(shared->parameters(), 0.1).step();
+      EXPECT_EQ(hash(state_dict(plain)), hash(state_dict(*shared))) << step;
+      EXPECT_TRUE(equal_on_all(context, plain));
+    };
+    train_both(0);
+    for (NetImpl* net : {&plain, shared.get()}) {
+      net->extra = net->register_module("extra", torch::nn::Linear(4, 4));
+      fill(*net->extra);
+    }
+    replica.refresh();
+    other.refresh();
+    train_both(1);
+    EXPECT_TRUE(replica->extra->weight.grad().defined());
+  });
 }
 
 std::string error_of(const std::function<void()>& what) {

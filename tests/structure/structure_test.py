@@ -46,12 +46,12 @@ HEADERS = {
     "launch": "spawn",
     "collectives": "group named_tensors state_dict",
     "c": "c",
-    "data": "collate data_loader data_loader_options dataset datasets distributed_sampler example_loader image_folder loader loader_stats sampler shard "
-            "token_file torch_data transforms",
+    "data": "collate data_loader data_loader_options dataset datasets distributed_sampler example_loader from_function image_folder loader loader_stats "
+            "sampler shard token_file torch_data transforms",
     "reducer": "backward_passes comm_hook gradient_reduction non_finite_policy",
     "checkpoint": "checkpoint checkpointer group_options has_state master_weights state_in_slices",
     "nn": "sync_batch_norm",
-    "train": "activation_checkpoint autocast ema evaluate gather_for_metrics grad_scaler lr_scheduler metrics parameter_groups running_statistics schedule",
+    "train": "activation_checkpoint autocast ema evaluate gather_for_metrics grad_scaler lr_scheduler metrics parameter_groups replay_buffer running_statistics schedule",
     "context": "context device heartbeat mpi program rank_zero",
     "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options kept_memory replica",
     "optim": "elementwise_optimizers sharded_model stepper zero_redundancy_optimizer",

@@ -86,6 +86,14 @@ BLOCKS = {
         Block(NET + DATA, after=STEP),
         Block(NET + "net->to(at::kBFloat16);\n" + DATA.replace("28})", "28}, at::kBFloat16)"), after="cross_entropy(net(data), target).backward();\noptimizer.step();"),
     ],
+    "ports": [Block(call=NET + DATA + "learn(net, data, target);"), Block(call=MODEL + DATA + "learn(model, data, target, 8);")],
+    "reinforcement_learning": [
+        Block(CONTEXT + CHECKPOINTER + "torch::nn::Linear policy(4, 2);\nlockstep::DistributedDataParallel model(policy, context);\n"
+              "torch::optim::SGD optimizer(policy->parameters(), 0.1);\nconst int64_t steps = 3, environments = 6;\n"
+              "const auto act = [](int64_t n) { return lockstep::NamedTensors{{\"observation\", torch::rand({n, 4})}, {\"action\", torch::zeros({n}, torch::kLong)}, {\"reward\", torch::rand({n})}}; };\n"
+              "const auto loss_of = [](at::Tensor scores, at::Tensor actions, at::Tensor rewards) { return (scores.gather(1, actions.unsqueeze(1)).squeeze(1) - rewards).square().mean(); };\n",
+              after='holds(experience.size() == 18 && experience.draws() == 3, "all samples are there");'),
+    ],
     "step": [Block(SGD + DATA + "for (int i = 0; i < 3; ++i) { " + STEP + "}\n", after=STEP)],
     "trainer": [
         Block(NAMES + 'const std::string folder = "data";\n', after='holds(result.epochs >= 1, "epochs were done");'),
