@@ -86,6 +86,12 @@ BLOCKS = {
         Block(NET + DATA, after=STEP),
         Block(NET + "net->to(at::kBFloat16);\n" + DATA.replace("28})", "28}, at::kBFloat16)"), after="cross_entropy(net(data), target).backward();\noptimizer.step();"),
     ],
+    "slow_networks": [
+        Block(NET + TRAIN, after='holds(diloco.stats().rounds > 0, "machines have synchronised");'),
+        Block(NET + CHECKPOINTER + "lockstep::DistributedDataParallel model(net, context.group().on_this_machine());\n"
+              "lockstep::DiLoCo diloco(model, context);\ntorch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-3));\n",
+              after="checkpointer.save(1);\ncheckpointer.finish();"),
+    ],
     "step": [Block(SGD + DATA + "for (int i = 0; i < 3; ++i) { " + STEP + "}\n", after=STEP)],
     "trainer": [
         Block(NAMES + 'const std::string folder = "data";\n', after='holds(result.epochs >= 1, "epochs were done");'),
