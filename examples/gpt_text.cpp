@@ -13,13 +13,16 @@
 //
 // The ranks of a machine share one copy of the parameters and of AdamW's state, and each steps its part of them
 // (docs/optimizers.md). With --fully-sharded that copy is there once over all machines, and a layer is gathered while
-// it is used (docs/large_models.md). --json FILE writes the figures of the run. --estimate 2x4 prints, instead of
+// it is used (docs/large_models.md). With --sync-every 100 each machine trains by itself, and machines synchronise
+// every 100 steps (docs/slow_networks.md). --json FILE writes the figures of the run. --estimate 2x4 prints, instead of
 // training, how much memory each way takes on 2 machines with 4 ranks each.
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <optional>
 
 #include <lockstep/lockstep.h>
@@ -46,6 +49,9 @@ struct Options {
   int generate = 200;
   uint64_t seed = 1;
   bool fully_sharded = false, keep_gathered = false, checkpoint_activations = false;
+  int sync_every = 0;  ///< 0: gradients are reduced over all machines in every step
+  int fragments = 1, overlap = 0;
+  lockstep::Wire wire = lockstep::Wire::kFloat32;
   std::string json;
   std::string estimate;
 };
@@ -147,27 +153,46 @@ lockstep::datasets::TokenFile part_of(const Options& options, double from, doubl
                                                       .to = to});
 }
 
-/// What --json asks for.
+/// What --json asks for. `diloco`: null without --sync-every.
 template <typename Model>
-void write_figures(const Options& options, const lockstep::Context& context, Gpt& net, Model& model, int64_t steps,
-                   const PeakMemory& memory) {
+void write_figures(const Options& options, const lockstep::Context& context, Gpt& net, Model& model,
+                   const lockstep::DiLoCo* diloco, nlohmann::json figures, const PeakMemory& memory) {
   const torch::Tensor all = context.group().all_gather(torch::tensor({memory.mib()}, torch::kDouble)).flatten();
-  nlohmann::json figures{{"ranks", context.world_size()}, {"steps", steps}};
+  figures["ranks"] = context.world_size();
   figures["peak_mib"] = std::vector<double>(all.data_ptr<double>(), all.data_ptr<double>() + all.numel());
+  const auto total = [&](int64_t bytes) {
+    const torch::Tensor sent = torch::tensor(bytes, torch::kLong);
+    context.group().all_reduce(sent);
+    return sent.item<int64_t>();
+  };
   if constexpr (std::derived_from<Model, lockstep::FullySharded>) {
     figures["parameters_hash"] = model.hash();
-    const torch::Tensor sent = torch::tensor(model.stats().sent_bytes, torch::kLong);
-    context.group().all_reduce(sent);
-    figures["bytes_between_machines"] = sent.item<int64_t>();
+    figures["bytes_between_machines"] = total(model.stats().sent_bytes);
   } else {
     figures["parameters_hash"] = lockstep::hash(lockstep::state_dict(*net));
+    if (diloco) figures["bytes_between_machines"] = total(diloco->stats().bytes_sent);
   }
   if (context.is_main()) std::ofstream(options.json) << figures.dump(2) << '\n';
 }
 
-/// `model`: a DistributedDataParallel or a FullyShardedDataParallel of `net`.
+/// Adds what a checkpoint holds.
+template <typename Model, typename Optimizer>
+void add_parts(lockstep::Checkpointer& checkpointer, Gpt& net, Model& model, Optimizer& optimizer,
+               lockstep::DiLoCo* diloco) {
+  if constexpr (!std::derived_from<Model, lockstep::FullySharded>) {
+    if (diloco) {  // machines hold different weights between rounds
+      constexpr auto kEachRank = lockstep::Checkpointer::Scope::kEachRank;
+      checkpointer.add("model", *net, kEachRank).add("optimizer", optimizer, kEachRank).add("diloco", *diloco);
+      return;
+    }
+  }
+  checkpointer.add("model", model).add("optimizer", optimizer);
+}
+
+/// `model`: a DistributedDataParallel or a FullyShardedDataParallel of `net`, over the ranks of `replicas`.
 template <typename Model>
-void train(const Options& options, const lockstep::Context& context, Gpt& net, Model& model) {
+void train(const Options& options, const lockstep::Context& context, Gpt& net, Model& model,
+           const lockstep::Group& replicas, lockstep::DiLoCo* diloco = nullptr) {
   lockstep::DataLoader train(part_of(options, 0, 0.9, std::max(1, options.block_length / 4)), context,
                              {.batch_size = options.batch_size, .shuffle = true, .drop_last = true});
   // All ranks gather a layer, so all run as many batches.
@@ -176,7 +201,7 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
 
   const auto adamw = torch::optim::AdamWOptions(options.lr).betas({0.9, 0.95}).weight_decay(0.1);
   lockstep::ZeroRedundancyOptimizer optimizer(model, lockstep::decay_groups(*net, adamw), adamw,
-                                              {.shared_parameters = context.group().backend() == "shm"});
+                                              {.shared_parameters = replicas.backend() == "shm"});
   const int64_t steps = options.epochs * train.size(), rising = std::max<int64_t>(1, steps / 20);
   lockstep::LRScheduler scheduler(
       optimizer, lockstep::warm_up(rising, lockstep::cosine_annealing_lr(std::max<int64_t>(1, steps - rising))));
@@ -184,7 +209,8 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
   if (!options.folder.empty()) {
     checkpointer.emplace(options.folder, context.group(),
                          lockstep::CheckpointerOptions{.every_minutes = 10, .higher_is_better = false});
-    checkpointer->add("model", model).add("optimizer", optimizer).add("schedule", scheduler).add("loader", train);
+    add_parts(*checkpointer, net, model, optimizer, diloco);
+    checkpointer->add("schedule", scheduler).add("loader", train);
     checkpointer->resume();
   }
   lockstep::Metrics metrics;
@@ -192,8 +218,10 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
   lockstep::Metrics training;
   auto& mean = training.add("loss", lockstep::Mean());
   PeakMemory memory;
+  double seconds = 0;
 
   for (const int epoch : train.epochs(options.epochs)) {
+    const auto start = std::chrono::steady_clock::now();
     auto bar = lockstep::progress(train);
     for (auto& [data, target] : bar) {
       optimizer.zero_grad();
@@ -201,12 +229,15 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
       loss.backward();
       model.clip_grad_norm(1);
       optimizer.step();
+      if (diloco) diloco->step();
       if (!options.json.empty()) memory.look();
       scheduler.step();
       if (checkpointer) checkpointer->step(scheduler.steps());
       mean.update(loss, target.numel());
       bar.loss(loss.item<double>());
     }
+    if (diloco && epoch + 1 == options.epochs) diloco->finish();
+    seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     training.reduce(context.group());
     evaluate(options, context, net, valid, metrics,
              [&](auto& batch) { perplexity.update(loss_of(net(batch.data), batch.target), batch.target.numel()); });
@@ -218,7 +249,11 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
     if (epoch + 1 == options.stop_after) break;
   }
   if (checkpointer) checkpointer->finish();
-  if (!options.json.empty()) write_figures(options, context, net, model, scheduler.steps(), memory);
+  if (!options.json.empty())
+    write_figures(
+        options, context, net, model, diloco,
+        {{"steps", scheduler.steps()}, {"seconds", seconds}, {"validation_loss", std::log(perplexity.value())}},
+        memory);
   const std::string text = written_by(net, options);  // by all ranks, which gather the layers
   if (context.is_main()) std::printf("%s\n", text.c_str());
 }
@@ -241,11 +276,40 @@ void run(const Options& options, const lockstep::Context& context) {
   part_by_part.reset();
   if (options.fully_sharded) {
     lockstep::FullyShardedDataParallel model(net, context, {.keep_gathered = options.keep_gathered});
-    train(options, context, net, model);
+    train(options, context, net, model, context.group());
+  } else if (options.sync_every > 0) {
+    const lockstep::Group machine = context.group().on_this_machine();
+    lockstep::DistributedDataParallel model(net, machine);
+    lockstep::DiLoCo diloco(model, context,
+                            {.sync_every = options.sync_every,
+                             .fragments = options.fragments,
+                             .overlap_steps = options.overlap,
+                             .wire = options.wire});
+    train(options, context, net, model, machine, &diloco);
   } else {
     lockstep::DistributedDataParallel model(net, context);
-    train(options, context, net, model);
+    train(options, context, net, model, context.group());
   }
+}
+
+void add_machine_options(CLI::App& app, Options& options, CLI::Option* sharded) {
+  auto* const every =
+      app.add_option("--sync-every", options.sync_every, "Steps between two synchronisations of machines")
+          ->check(CLI::Range(1, std::numeric_limits<int>::max()))
+          ->excludes(sharded);
+  app.add_option("--fragments", options.fragments, "Parts of the model that machines synchronise in turns")
+      ->capture_default_str()
+      ->needs(every);
+  app.add_option("--overlap", options.overlap, "Steps of training while a part travels")
+      ->capture_default_str()
+      ->needs(every);
+  const std::map<std::string, lockstep::Wire> wires{{"fp32", lockstep::Wire::kFloat32},
+                                                    {"bf16", lockstep::Wire::kBFloat16},
+                                                    {"int8", lockstep::Wire::kInt8},
+                                                    {"int4", lockstep::Wire::kInt4}};
+  app.add_option("--wire", options.wire, "How numbers travel between machines: fp32 (default), bf16, int8 or int4")
+      ->transform(CLI::CheckedTransformer(wires))
+      ->needs(every);
 }
 
 }  // namespace
@@ -277,6 +341,7 @@ int main(int argc, char** argv) {
       ->needs(sharded);
   app.add_flag("--checkpoint-activations", options.checkpoint_activations, "Compute activations again in backward")
       ->excludes(sharded);
+  add_machine_options(app, options, sharded);
   app.add_option("--json", options.json, "File for the figures of the run");
   app.add_option("--estimate", options.estimate, "Print what memory training takes on MACHINESxRANKS, and end");
   app.footer(lockstep::kRanksHelp);

@@ -6,7 +6,7 @@ import re
 THROWS = re.compile(r"\bthrow [\w:]+[({]|\breturn (?:lockstep::)?\w*Error\(|\bTORCH_CHECK\(|\brefuse\(")
 LITERAL = re.compile(r'"((?:\\.|[^"\\])*)"')
 AREAS = {"base": "The system", "c": "The library for C", "checkpoint": "Checkpoints", "collectives": "Collectives", "context": "Joining", "data": "Data",
-         "data_parallel": "DistributedDataParallel", "fully_sharded": "FullyShardedDataParallel", "launch": "The launcher", "nn": "Layers", "observe": "Logs", "optim": "Optimizers", "pipeline": "Pipeline",
+         "data_parallel": "DistributedDataParallel", "diloco": "DiLoCo", "fully_sharded": "FullyShardedDataParallel", "launch": "The launcher", "nn": "Layers", "observe": "Logs", "optim": "Optimizers", "pipeline": "Pipeline",
          "rank_page": "The launcher", "reducer": "Gradients", "rendezvous": "Joining", "report": "Reports", "run_log": "Logs", "train": "Training",
          "trainer": "Trainer", "tools": "The command line"}
 

@@ -15,6 +15,7 @@
 #include <lockstep/dataset.h>
 #include <lockstep/datasets.h>
 #include <lockstep/device.h>
+#include <lockstep/diloco.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/distributed_sampler.h>
 #include <lockstep/ema.h>

@@ -142,6 +142,16 @@ class BetweenHosts(unittest.TestCase):
             self.assertEqual(len(figures["milliseconds"][system]), 2)
             self.assertIn(system, table)
 
+    def test_bytes_of_diloco(self):
+        if not os.path.exists(os.path.join(BIN, "gpt_text")):
+            self.skipTest("gpt_text is not built")
+        reason = hosts_test.why_not()
+        if reason:
+            self.skipTest(reason)
+        table = run(sys.executable, os.path.join(BENCH, "hosts/bench_hosts_diloco.py"), "bytes", "--build", BUILD, "--ranks", 1, 1, "--every", 5,
+                    "--width", 64, "--systems", "ddp", "int8").stdout
+        self.assertRegex(table, r"(?m)^int8 .* bytes a step on the interfaces, .* by stats\(\)  1/\d+$")
+
 
 class Bench(unittest.TestCase):
     def setUp(self):

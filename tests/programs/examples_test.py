@@ -276,6 +276,10 @@ class Examples(unittest.TestCase):
                                           ("gpt_text", ["--text", "nowhere.txt"], ["nowhere.txt"]),
                                           ("gpt_text", ["--text", "/"], ["/"]),
                                           ("gpt_text", ["--heads", 3], ["--heads must divide --width"]),
+                                          ("gpt_text", ["--sync-every", 0], ["--sync-every: Value 0 not in range 1"]),
+                                          ("gpt_text", ["--sync-every", 10, "--wire", "int3"], ["--wire"]),
+                                          ("gpt_text", ["--wire", "int8"], ["--wire requires --sync-every"]),
+                                          ("gpt_text", ["--sync-every", 10, "--overlap", 10], ["overlap_steps is 10"]),
                                           ("gpt_text", ["--prompt", ""], ["--prompt must not be empty"])):
             self.refused(example, parts, *arguments)
         short = os.path.join(self.folder, "short.txt")

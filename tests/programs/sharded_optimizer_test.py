@@ -147,21 +147,43 @@ class ShardedOptimizer(ProgramTest):
                         for i, line in enumerate([whole[0], *elsewhere[:2]])]
         self.assertEqual(perplexities, sorted(perplexities, reverse=True))
 
-    def test_gpt_text_fully_sharded_has_the_bits_of_one_machine(self):
-        def figures(name, machine, *arguments):
-            path = os.path.join(self.folder, name)
-            command = f'export LOCKSTEP_MACHINE={machine}; exec "$@"'
-            run(LOCKSTEP, "run", "-n", 4, "--", "sh", "-c", command, "sh", os.path.join(BIN, "gpt_text"), "--epochs", 1, "--width",
-                32, "--heads", 2, "--layers", 3, "--block-length", 32, "--generate", 1, "--json", path, *arguments,
-                cwd=self.folder, env=environment(OMP_NUM_THREADS="1"))
-            with open(path) as file:
-                return json.load(file)
+    def figures(self, name, machine, *arguments):
+        path = os.path.join(self.folder, name)
+        command = f'export LOCKSTEP_MACHINE={machine}; exec "$@"'
+        run(LOCKSTEP, "run", "-n", 4, "--", "sh", "-c", command, "sh", os.path.join(BIN, "gpt_text"), "--epochs", 1, "--width",
+            32, "--heads", 2, "--layers", 3, "--block-length", 32, "--generate", 1, "--json", path, *arguments,
+            cwd=self.folder, env=environment(OMP_NUM_THREADS="1"))
+        with open(path) as file:
+            return json.load(file)
 
-        one = figures("one.json", "a")
-        two = figures("two.json", "m$((RANK / 2))", "--fully-sharded")
+    def test_gpt_text_fully_sharded_has_the_bits_of_one_machine(self):
+        one = self.figures("one.json", "a")
+        two = self.figures("two.json", "m$((RANK / 2))", "--fully-sharded")
         self.assertEqual([one[key] for key in ("steps", "parameters_hash")], [two[key] for key in ("steps", "parameters_hash")])
         self.assertGreater(two["bytes_between_machines"], 0)
         self.assertEqual(len(two["peak_mib"]), 4)
+
+    def test_gpt_text_synchronises_machines_now_and_then(self):
+        everywhere = self.figures("ddp.json", "m$((RANK / 2))")
+        options = ("--sync-every", 10, "--fragments", 3, "--overlap", 2)
+        sent = {}
+        for wire in ("fp32", "int8", "int4"):
+            figures = self.figures(wire + ".json", "m$((RANK / 2))", *options, "--wire", wire)
+            sent[wire] = figures["bytes_between_machines"]
+            self.assertEqual(figures["steps"], everywhere["steps"])
+            self.assertGreater(figures["seconds"], 0)
+            self.assertRegex(figures["parameters_hash"], "^[0-9a-f]{16}$")
+            self.assertLess(figures["validation_loss"], 1.15 * everywhere["validation_loss"])
+        self.assertAlmostEqual(sent["fp32"] / sent["int8"], 32 / 8.25, delta=0.1)
+        self.assertAlmostEqual(sent["fp32"] / sent["int4"], 32 / 4.25, delta=0.2)
+        again = self.figures("again.json", "m$((RANK / 2))", *options, "--wire", "int4")
+        self.assertEqual(again["parameters_hash"], figures["parameters_hash"])
+
+    def test_gpt_text_resumes_between_synchronisations(self):
+        options = ("--sync-every", 50, "--fragments", 2, "--overlap", 7, "--wire", "int8")
+        whole = self.written(2, *options)
+        self.assertEqual(self.written(2, *options, "--folder", "apart", "--stop-after", 1)[0], whole[0])
+        self.assertEqual(self.written(2, *options, "--folder", "apart"), whole[1:])
 
 
 if __name__ == "__main__":

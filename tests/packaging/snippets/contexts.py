@@ -94,6 +94,12 @@ BLOCKS = {
               "const auto loss_of = [](at::Tensor scores, at::Tensor actions, at::Tensor rewards) { return (scores.gather(1, actions.unsqueeze(1)).squeeze(1) - rewards).square().mean(); };\n",
               after='holds(experience.size() == 18 && experience.draws() == 3, "all samples are there");'),
     ],
+    "slow_networks": [
+        Block(NET + TRAIN, after='holds(diloco.stats().rounds > 0, "machines have synchronised");'),
+        Block(NET + CHECKPOINTER + "lockstep::DistributedDataParallel model(net, context.group().on_this_machine());\n"
+              "lockstep::DiLoCo diloco(model, context);\ntorch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-3));\n",
+              after="checkpointer.save(1);\ncheckpointer.finish();"),
+    ],
     "step": [Block(SGD + DATA + "for (int i = 0; i < 3; ++i) { " + STEP + "}\n", after=STEP)],
     "trainer": [
         Block(NAMES + 'const std::string folder = "data";\n', after='holds(result.epochs >= 1, "epochs were done");'),

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/group.h>
+
+namespace lockstep::diloco {
+
+/// Where the ranks of a group are, and which of them exchange what. A machine is the ranks of one replicated model. The
+/// rank `i` of each machine's model forms a rail with the ranks `i` of all others: it owns slice `i` of every fragment.
+/// There are as many slices as the machine with the fewest ranks has; further ranks own nothing.
+class Machines {
+ public:
+  /// Every rank of `all` makes it. `model`: the group of the replicas of this rank's machine. Throws Error on all ranks
+  /// if one of these groups has ranks of several machines, or ranks that are not in `all`.
+  Machines(const Group& all, const Group& model);
+
+  const Group& all() const { return all_; }
+  const Group& here() const { return here_; }
+  /// The ranks with this rank's slice, one for each machine.
+  /// REQUIRES: this rank owns a slice.
+  const Group& rail() const { return *rail_; }
+
+  int count() const { return static_cast<int>(ranks_.size()); }
+  /// The number of this rank's machine; machines are numbered in the order of their first ranks.
+  int own() const { return own_; }
+  int slices() const { return slices_; }
+  bool owns_slice() const { return here_.rank() < slices_; }
+  /// The rank of a machine in this rank's rail.
+  int in_rail(int machine) const { return in_rail_[static_cast<size_t>(machine)]; }
+  /// "machine 1 (ranks 2, 3)"
+  std::string name_of(int machine) const;
+
+ private:
+  const Group all_, here_;
+  std::vector<std::vector<int>> ranks_;  ///< by machine, in the order of its model's ranks
+  std::optional<Group> rail_;
+  std::vector<int> in_rail_;
+  int own_ = 0, slices_ = 0;
+};
+
+}  // namespace lockstep::diloco

@@ -1,0 +1,122 @@
+#include "diloco/outer_fragment.h"
+
+#include <sstream>
+#include <typeinfo>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Type.h>
+
+#include <lockstep/checkpoint.h>
+#include <lockstep/error.h>
+#include <lockstep/zero_redundancy_optimizer.h>
+
+#include "diloco/exchange.h"
+#include "rank_page/operation_label.h"
+
+namespace lockstep::diloco {
+namespace {
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const DiLoCoOptions& options, const at::Tensor& copy) {
+  if (options.outer_optimizer) {
+    auto made = options.outer_optimizer({copy});
+    TORCH_CHECK(made != nullptr, "DiLoCo: outer_optimizer returned null; return an optimizer of the given tensors");
+    return made;
+  }
+  const auto sgd = torch::optim::SGDOptions(options.outer_lr)
+                       .momentum(options.outer_momentum)
+                       .nesterov(options.nesterov && options.outer_momentum > 0);
+  // Its kernels have the same bits on every processor.
+  return std::make_unique<ZeroRedundancyOptimizer<torch::optim::SGD>>(std::vector<at::Tensor>{copy}, sgd);
+}
+
+}  // namespace
+
+OuterFragment::OuterFragment(Fragment fragment, const Machines& machines, const DiLoCoOptions& options)
+    : fragment_(std::move(fragment)) {
+  slice_ = padded_slice((fragment_.elements() + machines.slices() - 1) / machines.slices(), machines.count());
+  if (machines.owns_slice()) {
+    copy_ = fragment_.read(machines.here().rank() * slice_, slice_);
+    const OperationLabel label("the outer copy of a DiLoCo");
+    machines.rail().broadcast(copy_, machines.in_rail(0));
+  }
+  // Ranks without a slice make one as well, which is compared with the others'.
+  optimizer_ = make_optimizer(options, copy_.defined() ? copy_ : at::zeros({1}));
+  (void)lockstep::state_dict(*optimizer_);  // fails for one whose state is not known
+  if (!copy_.defined() || !options.error_feedback) return;
+  rest_ = at::zeros_like(copy_);
+  mean_rest_ = at::zeros_like(copy_);
+}
+
+std::string OuterFragment::describe() const {
+  std::ostringstream text;
+  text << "outer_optimizer " << c10::demangle(typeid(*optimizer_).name()) << ' '
+       << optimizer_state_dict(*optimizer_).toGenericDict().at("param_groups");
+  return text.str();
+}
+
+at::Tensor OuterFragment::pseudo_gradient(const Machines& machines) const {
+  if (!copy_.defined()) return {};
+  const at::NoGradGuard no_grad;
+  at::Tensor difference = copy_ - fragment_.read(machines.here().rank() * slice_, slice_);
+  if (rest_.defined()) difference += rest_;
+  return difference;
+}
+
+void OuterFragment::step(const at::Tensor& mean) {
+  copy_.mutable_grad() = mean;
+  optimizer_->step();
+  copy_.mutable_grad() = at::Tensor();
+}
+
+at::Tensor OuterFragment::whole(const Machines& machines) const {
+  const at::NoGradGuard no_grad;
+  if (machines.here().world_size() == 1) return copy_;
+  const OperationLabel label("the outer copy of a DiLoCo");
+  const at::Tensor all = machines.here().all_gather(copy_.defined() ? copy_ : at::zeros({slice_}));
+  return all.flatten().narrow(0, 0, machines.slices() * slice_);
+}
+
+StateDict OuterFragment::state_dict() const {
+  StateDict state;
+  state.insert("sent_at", at::scalar_tensor(sent_at_, at::kLong));
+  if (!copy_.defined()) return state;
+  state.insert("outer", copy_.detach().clone());
+  if (rest_.defined()) {
+    state.insert("rest", rest_.clone());
+    state.insert("mean_rest", mean_rest_.clone());
+  }
+  for (const auto& item : lockstep::state_dict(*optimizer_))
+    state.insert("optimizer." + item.key(), item.value().clone());
+  return state;
+}
+
+void OuterFragment::check(const StateDict& state) const {
+  const auto shape_of = [&](const char* name) {
+    const at::Tensor* found = state.find(name);
+    std::ostringstream text;
+    found != nullptr ? text << found->sizes() : text << "nothing";
+    return text.str();
+  };
+  for (const auto& [name, own] :
+       {std::pair("outer", &copy_), std::pair("rest", &rest_), std::pair("mean_rest", &mean_rest_)}) {
+    std::ostringstream expected;
+    own->defined() ? expected << own->sizes() : expected << "nothing";
+    if (shape_of(name) != expected.str())
+      throw Error("the state of DiLoCo has " + shape_of(name) + " as `" + name + "`, and " + expected.str() +
+                  " is expected; make the DiLoCo with the options of the run that saved it");
+  }
+}
+
+void OuterFragment::load_state_dict(const StateDict& state) {
+  const at::NoGradGuard no_grad;
+  sent_at_ = state["sent_at"].item<int64_t>();
+  if (!copy_.defined()) return;
+  lockstep::load_state_dict(*optimizer_, without_prefix("optimizer.", state));
+  copy_.copy_(state["outer"]);
+  if (!rest_.defined()) return;
+  rest_.copy_(state["rest"]);
+  mean_rest_.copy_(state["mean_rest"]);
+}
+
+}  // namespace lockstep::diloco

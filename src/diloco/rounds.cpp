@@ -1,0 +1,282 @@
+#include "diloco/rounds.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <sstream>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <lockstep/error.h>
+
+#include "base/broadcast_notice.h"
+#include "base/weights_set.h"
+#include "collectives/coalesced.h"
+#include "collectives/machine_memory.h"
+#include "collectives/storages.h"
+#include "data_parallel/same_model.h"
+#include "diloco/wire_format.h"
+#include "rank_page/operation_label.h"
+#include "reducer/reduction_plan.h"
+
+namespace lockstep {
+namespace {
+
+using diloco::Condition;
+using diloco::Exchange;
+using diloco::Fragment;
+using diloco::Outcome;
+using diloco::OuterFragment;
+
+/// What ranks compare, one line each.
+std::string describe(const DiLoCoOptions& options) {
+  std::ostringstream text;
+  text << "sync_every " << options.sync_every << "\nfragments " << options.fragments << "\noverlap_steps "
+       << options.overlap_steps << "\nmixing " << options.mixing << "\nwire " << diloco::name_of(options.wire)
+       << "\nerror_feedback " << options.error_feedback << "\nouter_lr " << options.outer_lr << "\nouter_momentum "
+       << options.outer_momentum << "\nnesterov " << options.nesterov << "\nouter_optimizer "
+       << (options.outer_optimizer ? "given" : "SGD") << '\n';
+  return text.str();
+}
+
+void check(const DiLoCoOptions& options, size_t parameters) {
+  TORCH_CHECK(options.sync_every >= 1, "DiLoCoOptions: sync_every is ", options.sync_every,
+              "; it is a number of steps, at least 1");
+  TORCH_CHECK(options.fragments >= 1 && options.fragments <= static_cast<int64_t>(parameters),
+              "DiLoCoOptions: fragments is ", options.fragments,
+              "; it must be from 1 to the number of parameters that "
+              "require grad, ",
+              parameters);
+  TORCH_CHECK(options.overlap_steps >= 0 && options.overlap_steps < options.sync_every,
+              "DiLoCoOptions: overlap_steps is ", options.overlap_steps,
+              "; it must be at least 0 and below sync_every, ", options.sync_every,
+              ", since a fragment's result must be there before its next turn");
+  TORCH_CHECK(options.mixing >= 0 && options.mixing <= 1, "DiLoCoOptions: mixing is ", options.mixing,
+              "; it must be from 0 to 1");
+  TORCH_CHECK(std::isfinite(options.outer_lr) && options.outer_lr > 0, "DiLoCoOptions: outer_lr is ", options.outer_lr,
+              "; it must be above 0 and finite");
+  TORCH_CHECK(options.outer_momentum >= 0 && options.outer_momentum < 1, "DiLoCoOptions: outer_momentum is ",
+              options.outer_momentum, "; it must be at least 0 and below 1");
+}
+
+void check(const NamedTensors& parameters) {
+  for (const auto& [name, tensor] : parameters) {
+    const at::ScalarType dtype = tensor.scalar_type();
+    TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, "DiLoCo: parameter ", name, " is ",
+                dtype, "; its outer copy is float, so parameters must be float, bfloat16 or float16");
+  }
+}
+
+/// The fragments' parameters, after all ranks have been found to give the same options and model.
+std::vector<std::vector<size_t>> checked_fragments(const Group& group, const ReplicaState& model,
+                                                   const DiLoCoOptions& options) {
+  const OperationLabel label("making a DiLoCo");
+  check_same_on_all_ranks(group, "option", describe(options));
+  NamedTensors all;
+  for (const auto& one : model.attached.known()) all.emplace_back(one.name, one.tensor);
+  const auto no_remark = [](const at::Tensor&) { return std::string(); };
+  check_same_on_all_ranks(group, "parameter", all, no_remark, "it is given to a DiLoCo");
+  check_same_on_all_ranks(group, "buffer", model.attached.buffers(), no_remark, "it is given to a DiLoCo");
+  TORCH_CHECK(!several_virtual_ranks(model.group),
+              "DiLoCo: a rank works for several virtual ranks, whose results do not depend on machines; start the run "
+              "without them");
+  const NamedTensors& trained = model.attached.trained();
+  check(options, trained.size());
+  check(trained);
+  std::vector<int64_t> sizes;
+  for (const auto& [name, tensor] : trained) sizes.push_back(tensor.numel());
+  return diloco::fragments_of(sizes, options.fragments);
+}
+
+bool any(const std::vector<bool>& flags) { return std::find(flags.begin(), flags.end(), true) != flags.end(); }
+
+}  // namespace
+
+DiLoCo::State::State(Replica& of, const Group& group, DiLoCoOptions given)
+    : model_(state_of(of)),
+      model_is_alive_(model_.alive),
+      attachments_(model_.attachments),
+      options_(std::move(given)),
+      fragment_parameters_(checked_fragments(group, model_, options_)),
+      machines_(group, model_.group),
+      fragments_(make_fragments()) {
+  std::string optimizers;
+  for (const OuterFragment& fragment : fragments_) optimizers += fragment.describe() + '\n';
+  check_same_on_all_ranks(group, "option", optimizers);
+  stats.rounds_by_machine.assign(static_cast<size_t>(machines_.count()), 0);
+
+  std::vector<at::Tensor> others;
+  SetTensors set;
+  for (const auto& one : model_.attached.known()) {
+    set.insert(one.tensor.unsafeGetTensorImpl());
+    if (!one.followed) others.push_back(one.tensor);
+  }
+  for (const auto& [name, buffer] : model_.attached.buffers()) others.push_back(buffer);
+  if (!others.empty() && group.world_size() > 1) broadcast_weights(group, others, /*root=*/0);
+  for (const OuterFragment& fragment : fragments_) write(fragment, /*keep=*/0);
+  notify_broadcast(set);
+}
+
+std::vector<OuterFragment> DiLoCo::State::make_fragments() {
+  std::vector<OuterFragment> made;
+  for (const auto& places : fragment_parameters_) {
+    std::vector<at::Tensor> parameters;
+    for (const size_t place : places) parameters.push_back(model_.attached.trained()[place].second);
+    made.emplace_back(Fragment(std::move(parameters)), machines_, options_);
+  }
+  return made;
+}
+
+void DiLoCo::State::check_usable() const {
+  TORCH_CHECK(!model_is_alive_.expired(), "DiLoCo: its model is gone; let the DistributedDataParallel outlive it");
+  if (!any_borrowed()) return;
+  for (const OuterFragment& fragment : fragments_)
+    for (const void* storage : storages_of(fragment.fragment().parameters()))
+      TORCH_CHECK(!is_borrowed(storage),
+                  "DiLoCo: the model has averaged weights; destroy the guard of averaged_weights() first");
+}
+
+Condition DiLoCo::State::agree(const at::Tensor& values) const {
+  Condition mine = Condition::kTakesPart;
+  if (values.defined() && !at::isfinite(values).all().item<bool>()) mine = Condition::kNotFinite;
+  if (model_.attachments != attachments_) mine = Condition::kRefreshed;
+  const OperationLabel label("a round of DiLoCo");
+  const at::Tensor all = machines_.here().all_gather(at::tensor({stats.steps, static_cast<int64_t>(mine)}, at::kLong));
+  const auto* told = all.const_data_ptr<int64_t>();
+  int64_t worst = 0;
+  for (int rank = 0; rank < machines_.here().world_size(); ++rank) {
+    if (told[2 * rank] != told[0]) return Condition::kOutOfStep;
+    worst = std::max(worst, told[2 * rank + 1]);
+  }
+  return static_cast<Condition>(worst);
+}
+
+DiLoCo::State::Round DiLoCo::State::begin(size_t which) {
+  OuterFragment& fragment = fragments_[which];
+  const at::Tensor values = fragment.pseudo_gradient(machines_);
+  const Condition condition = agree(values);
+  Round round{which, stats.steps, std::nullopt};
+  if (machines_.owns_slice()) {
+    round.exchange.emplace(machines_, options_.wire, Exchange::Place{stats.steps, static_cast<int64_t>(which)},
+                           condition, values, fragment.rest());
+    stats.bytes_sent += round.exchange->bytes_sent();
+  }
+  fragment.set_sent_at(stats.steps);
+  if (condition == Condition::kNotFinite)
+    for (const OuterFragment& each : fragments_) write(each, /*keep=*/0);
+  return round;
+}
+
+void DiLoCo::State::continue_round(Round& round) {
+  if (!round.exchange) return;
+  const auto start = std::chrono::steady_clock::now();
+  const int64_t before = round.exchange->bytes_sent();
+  round.exchange->send_means(machines_, fragments_[round.fragment].mean_rest());
+  stats.bytes_sent += round.exchange->bytes_sent() - before;
+  stats.wait_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+Outcome DiLoCo::State::outcome_of(Round& round) {
+  continue_round(round);
+  if (round.exchange) {
+    const auto start = std::chrono::steady_clock::now();
+    round.exchange->finish(machines_, fragments_[round.fragment].mean_rest());
+    stats.wait_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+  if (machines_.here().world_size() == machines_.slices()) return round.exchange->outcome();
+  // The first rank of each machine has a slice, and every rail the same outcome.
+  std::string text;
+  if (round.exchange) {
+    for (const bool one : round.exchange->outcome().took_part) text += one ? '1' : '0';
+    text += round.exchange->outcome().error;
+  }
+  const OperationLabel label("a round of DiLoCo");
+  text = machines_.here().broadcast_bytes(text);
+  const auto count = static_cast<size_t>(machines_.count());
+  Outcome outcome{{}, text.substr(count)};
+  for (size_t machine = 0; machine < count; ++machine) outcome.took_part.push_back(text[machine] == '1');
+  return outcome;
+}
+
+void DiLoCo::State::count(const Outcome& outcome, int64_t sent_at) {
+  ++stats.rounds;
+  stats.took_part = outcome.took_part;
+  for (int machine = 0; machine < machines_.count(); ++machine) {
+    if (outcome.took_part[static_cast<size_t>(machine)])
+      ++stats.rounds_by_machine[static_cast<size_t>(machine)];
+    else if (machines_.all().rank() == 0 || (machine == machines_.own() && machines_.here().rank() == 0))
+      TORCH_WARN("DiLoCo: ", machines_.name_of(machine), " was left out of the round of step ", sent_at,
+                 ": its parameters were not finite; it went on from the outer copy");
+  }
+}
+
+void DiLoCo::State::end_round(Round& round, double keep) {
+  const Outcome outcome = outcome_of(round);
+  if (!outcome.error.empty()) throw Error(outcome.error);
+  count(outcome, round.sent_at);
+  if (!any(outcome.took_part)) return;
+  OuterFragment& fragment = fragments_[round.fragment];
+  if (round.exchange) fragment.step(round.exchange->mean());
+  write(fragment, keep);
+}
+
+void DiLoCo::State::write(const OuterFragment& fragment, double keep) {
+  const auto& parameters = fragment.fragment().parameters();
+  fragment.fragment().write(fragment.whole(machines_), keep, /*writes_shared=*/machines_.here().rank() == 0);
+  if (std::any_of(parameters.begin(), parameters.end(), [](const auto& one) { return is_owned_together(one); }))
+    machines_.here().barrier();
+  note_weights_set(storages_of(parameters));
+}
+
+bool DiLoCo::State::step() {
+  check_usable();
+  const int64_t now = ++stats.steps;
+  bool has_set = false;
+  for (Round& round : under_way_)
+    if (now == round.sent_at + options_.overlap_steps / 2) continue_round(round);
+  while (!under_way_.empty() && under_way_.front().sent_at + options_.overlap_steps <= now) {
+    Round round = std::move(under_way_.front());
+    under_way_.pop_front();
+    end_round(round, options_.mixing);
+    has_set = true;
+  }
+  for (size_t fragment = 0; fragment < fragments_.size(); ++fragment) {
+    const int64_t offset = static_cast<int64_t>(fragment) * options_.sync_every / options_.fragments;
+    if ((now + offset) % options_.sync_every != 0) continue;
+    under_way_.push_back(begin(fragment));
+    if (options_.overlap_steps > 0) continue;
+    Round round = std::move(under_way_.back());
+    under_way_.pop_back();
+    end_round(round, /*keep=*/0);
+    has_set = true;
+  }
+  return has_set;
+}
+
+void DiLoCo::State::finish() {
+  check_usable();
+  while (!under_way_.empty()) {
+    Round round = std::move(under_way_.front());
+    under_way_.pop_front();
+    // Nothing was trained since it was sent in this step.
+    end_round(round, round.sent_at == stats.steps ? 0 : options_.mixing);
+  }
+  for (size_t fragment = 0; fragment < fragments_.size(); ++fragment) {
+    if (fragments_[fragment].sent_at() == stats.steps) continue;
+    Round round = begin(fragment);
+    end_round(round, /*keep=*/0);
+  }
+  average_buffers();
+}
+
+void DiLoCo::State::average_buffers() const {
+  std::vector<at::Tensor> numbers;
+  for (const auto& [name, buffer] : model_.attached.buffers())
+    if (buffer.is_floating_point() || buffer.is_complex()) numbers.push_back(buffer);
+  if (numbers.empty() || machines_.count() == 1) return;
+  const OperationLabel label("the buffers of a DiLoCo");
+  average_coalesced(machines_.all(), numbers, machines_.here().rank() == 0 ? 1.0 / machines_.count() : 0);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <lockstep/diloco.h>
+
+#include "data_parallel/replica_state.h"
+#include "diloco/exchange.h"
+#include "diloco/machines.h"
+#include "diloco/outer_fragment.h"
+
+namespace lockstep {
+
+/// The turns of the fragments: which is sent when, and when its result is applied.
+///
+///     step t                 the fragment's turn: begin() sends what the machine has learned, in a Round
+///     t + overlap / 2        continue_round(): means are sent, where machines have added up parts
+///     t + overlap            end_round(): the outer optimizer's step; parameters are set
+struct DiLoCo::State {
+  /// Every rank makes it.
+  State(Replica& of, const Group& group, DiLoCoOptions given);
+
+  bool step();
+  void finish();
+  StateDict state_dict();
+  void load_state_dict(const StateDict& state);
+  void load_from_ranks(const std::vector<StateDict>& ranks);
+
+  DiLoCoStats stats;
+
+ private:
+  struct Round {
+    size_t fragment;
+    int64_t sent_at;
+    std::optional<diloco::Exchange> exchange;  ///< on ranks with a slice
+  };
+
+  std::vector<diloco::OuterFragment> make_fragments();
+  void check_usable() const;
+  /// What this machine can send of a fragment. Every rank of the machine calls it, and all get the same.
+  diloco::Condition agree(const at::Tensor& values) const;
+  Round begin(size_t fragment);
+  void continue_round(Round& round);
+  /// `keep`: the share of the machine's own values in the parameters.
+  void end_round(Round& round, double keep);
+  /// The same on all ranks of the machine.
+  diloco::Outcome outcome_of(Round& round);
+  void count(const diloco::Outcome& outcome, int64_t sent_at);
+  /// Sets the fragment's parameters from the outer copy. Every rank of the machine calls it.
+  void write(const diloco::OuterFragment& fragment, double keep);
+  void average_buffers() const;
+  /// This machine, the number of machines, this rank's slice or -1, the number of slices.
+  std::vector<int64_t> place() const;
+  /// Throws Error if a saved state is of another place or model.
+  void check_state(const StateDict& state) const;
+
+  ReplicaState& model_;
+  const std::weak_ptr<const bool> model_is_alive_;
+  const int attachments_;  ///< of the model when this was made: another number after a refresh()
+  const DiLoCoOptions options_;
+  const std::vector<std::vector<size_t>> fragment_parameters_;  ///< places in the model's trained parameters
+  const diloco::Machines machines_;
+  std::vector<diloco::OuterFragment> fragments_;
+  std::deque<Round> under_way_;
+};
+
+}  // namespace lockstep

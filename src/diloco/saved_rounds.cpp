@@ -1,0 +1,200 @@
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <lockstep/checkpoint.h>
+#include <lockstep/error.h>
+
+#include "diloco/rounds.h"
+
+// A state has "step", "place" [machine, machines, slice or -1, slices], "sizes" and "fragment_of" [parameters],
+// "fragment.<f>.<name>" (OuterFragment::state_dict()), "rounds_under_way", and of each of these
+// "under_way.<n>.fragment", ".sent_at", ".took_part" [machines] and, if there is one, ".mean" [slice].
+
+namespace lockstep {
+namespace {
+
+using diloco::Exchange;
+using diloco::Outcome;
+using diloco::OuterFragment;
+
+int64_t number(const StateDict& state, const std::string& name) {
+  const at::Tensor* found = state.find(name);
+  if (found == nullptr || found->numel() != 1) throw Error("the state of DiLoCo has no number `" + name + "`");
+  return found->item<int64_t>();
+}
+
+std::string fragment_name(size_t fragment) { return "fragment." + std::to_string(fragment) + "."; }
+std::string round_name(size_t round) { return "under_way." + std::to_string(round) + "."; }
+
+std::vector<int64_t> numbers(const StateDict& state, const std::string& name) {
+  const at::Tensor* found = state.find(name);
+  if (found == nullptr || found->scalar_type() != at::kLong) throw Error("the state of DiLoCo has no `" + name + "`");
+  const at::Tensor flat = found->contiguous();
+  return {flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel()};
+}
+
+/// The states of the ranks of each machine that have slices, in the order of the slices.
+std::vector<std::vector<const StateDict*>> by_machine(const std::vector<StateDict>& ranks) {
+  std::vector<std::vector<const StateDict*>> machines;
+  for (const StateDict& state : ranks) {
+    const auto place = numbers(state, "place");
+    if (place.size() != 4) throw Error("the state of DiLoCo has no `place` of four numbers");
+    machines.resize(static_cast<size_t>(place[1]));
+    auto& slices = machines.at(static_cast<size_t>(place[0]));
+    slices.resize(static_cast<size_t>(place[3]));
+    if (place[2] >= 0) slices.at(static_cast<size_t>(place[2])) = &state;
+  }
+  for (const auto& slices : machines)
+    if (slices.empty() || std::find(slices.begin(), slices.end(), nullptr) != slices.end())
+      throw Error("the states of DiLoCo do not have all slices of all machines");
+  return machines;
+}
+
+/// One row of all slices. An entry that is no row of numbers is the same on all ranks.
+at::Tensor joined(const std::vector<const StateDict*>& slices, const std::string& name) {
+  if ((*slices.front())[name].dim() != 1) return (*slices.front())[name];
+  std::vector<at::Tensor> parts;
+  for (const StateDict* slice : slices) parts.push_back((*slice)[name]);
+  return at::cat(parts);
+}
+
+}  // namespace
+
+std::vector<int64_t> DiLoCo::State::place() const {
+  return {machines_.own(), machines_.count(), machines_.owns_slice() ? machines_.here().rank() : -1,
+          machines_.slices()};
+}
+
+StateDict DiLoCo::State::state_dict() {
+  StateDict state;
+  const auto scalar = [&](const std::string& name, int64_t value) {
+    state.insert(name, at::scalar_tensor(value, at::kLong));
+  };
+  scalar("step", stats.steps);
+  state.insert("place", at::tensor(place(), at::kLong));
+  const auto& trained = model_.attached.trained();
+  std::vector<int64_t> sizes, fragment_of(trained.size());
+  for (const auto& [name, tensor] : trained) sizes.push_back(tensor.numel());
+  for (size_t fragment = 0; fragment < fragments_.size(); ++fragment) {
+    for (const size_t place : fragment_parameters_[fragment]) fragment_of[place] = static_cast<int64_t>(fragment);
+    for (const auto& item : fragments_[fragment].state_dict())
+      state.insert(fragment_name(fragment) + item.key(), item.value());
+  }
+  state.insert("sizes", at::tensor(sizes, at::kLong));
+  state.insert("fragment_of", at::tensor(fragment_of, at::kLong));
+  scalar("rounds_under_way", static_cast<int64_t>(under_way_.size()));
+  for (size_t n = 0; n < under_way_.size(); ++n) {
+    Round& round = under_way_[n];
+    const Outcome outcome = outcome_of(round);
+    if (!outcome.error.empty()) throw Error(outcome.error);
+    scalar(round_name(n) + "fragment", static_cast<int64_t>(round.fragment));
+    scalar(round_name(n) + "sent_at", round.sent_at);
+    const at::Tensor took_part = at::zeros({machines_.count()}, at::kLong);
+    for (int machine = 0; machine < machines_.count(); ++machine)
+      took_part[machine] = static_cast<int64_t>(outcome.took_part[static_cast<size_t>(machine)]);
+    state.insert(round_name(n) + "took_part", took_part);
+    if (round.exchange && round.exchange->mean().defined())
+      state.insert(round_name(n) + "mean", round.exchange->mean().clone());
+  }
+  return state;
+}
+
+void DiLoCo::State::check_state(const StateDict& state) const {
+  if (numbers(state, "place") != place())
+    throw Error(
+        "the state of DiLoCo is of another rank, or of other machines; start as many ranks on as many machines "
+        "as before, or load the states of all ranks with load_from_ranks()");
+  const auto sizes = numbers(state, "sizes"), fragment_of = numbers(state, "fragment_of");
+  const auto& trained = model_.attached.trained();
+  if (sizes.size() != trained.size() || fragment_of.size() != trained.size())
+    throw Error("the state of DiLoCo is of another model: it has " + std::to_string(sizes.size()) +
+                " parameters, and this model trains " + std::to_string(trained.size()));
+  for (size_t fragment = 0; fragment < fragments_.size(); ++fragment)
+    for (const size_t at : fragment_parameters_[fragment]) {
+      if (sizes[at] != trained[at].second.numel())
+        throw Error("the state of DiLoCo is of another model: parameter " + trained[at].first + " has " +
+                    std::to_string(sizes[at]) + " numbers there, and " + std::to_string(trained[at].second.numel()) +
+                    " in this model");
+      if (fragment_of[at] != static_cast<int64_t>(fragment))
+        throw Error(
+            "the state of DiLoCo has other fragments; make the DiLoCo with as many as in the run that saved it");
+    }
+  for (size_t fragment = 0; fragment < fragments_.size(); ++fragment)
+    fragments_[fragment].check(without_prefix(fragment_name(fragment), state));
+}
+
+void DiLoCo::State::load_state_dict(const StateDict& state) {
+  check_state(state);
+  std::deque<Round> rounds;
+  for (int64_t n = 0; n < number(state, "rounds_under_way"); ++n) {
+    const std::string prefix = round_name(static_cast<size_t>(n));
+    Round round{static_cast<size_t>(number(state, prefix + "fragment")), number(state, prefix + "sent_at"), {}};
+    if (round.fragment >= fragments_.size()) throw Error("the state of DiLoCo has a round of an unknown fragment");
+    Outcome outcome;
+    for (const int64_t one : numbers(state, prefix + "took_part")) outcome.took_part.push_back(one != 0);
+    const at::Tensor* mean = state.find(prefix + "mean");
+    if (machines_.owns_slice()) {
+      const bool has_mean =
+          std::find(outcome.took_part.begin(), outcome.took_part.end(), true) != outcome.took_part.end();
+      if (has_mean != (mean != nullptr) || (has_mean && mean->numel() != fragments_[round.fragment].slice()))
+        throw Error("the state of DiLoCo has a round whose mean does not fit its fragment");
+      round.exchange.emplace(outcome, mean != nullptr ? mean->clone() : at::Tensor());
+    }
+    rounds.push_back(std::move(round));
+  }
+  const int64_t steps = number(state, "step");
+  for (size_t fragment = 0; fragment < fragments_.size(); ++fragment)
+    fragments_[fragment].load_state_dict(without_prefix(fragment_name(fragment), state));
+  under_way_ = std::move(rounds);
+  stats.steps = steps;
+}
+
+void DiLoCo::State::load_from_ranks(const std::vector<StateDict>& ranks) {
+  const at::NoGradGuard no_grad;
+  const auto machines = by_machine(ranks);
+  const auto& first = machines.front();
+  StateDict state;
+  /// This rank's part of a row of all old slices.
+  const auto cut = [&](const at::Tensor& row, const OuterFragment& fragment) {
+    if (row.dim() != 1) return row;
+    const at::Tensor padded = at::zeros({machines_.slices() * fragment.slice()}, row.options());
+    const int64_t kept = std::min(row.numel(), fragment.fragment().elements());
+    padded.narrow(0, 0, kept).copy_(row.narrow(0, 0, kept));
+    return padded.narrow(0, machines_.here().rank() * fragment.slice(), fragment.slice()).clone();
+  };
+  for (const auto& item : *first.front()) {
+    const std::string& name = item.key();
+    if (!name.starts_with("fragment.") && !name.starts_with("under_way.")) {
+      if (name != "place") state.insert(name, item.value());
+      continue;
+    }
+    const bool is_round = name.starts_with("under_way.");
+    if (is_round && name.ends_with(".took_part")) {
+      const std::string mean = name.substr(0, name.rfind('.')) + ".mean";
+      state.insert(name, at::full({machines_.count()}, first.front()->contains(mean) ? 1 : 0, at::kLong));
+      continue;
+    }
+    const auto which = static_cast<size_t>(
+        is_round ? number(*first.front(), name.substr(0, name.rfind('.')) + ".fragment") : std::stoll(name.substr(9)));
+    if (which >= fragments_.size())
+      throw Error("the state of DiLoCo has other fragments; make the DiLoCo with as many as in the run that saved it");
+    if (!machines_.owns_slice() && item.value().dim() == 1) continue;
+    at::Tensor row = joined(first, name);
+    if (name.ends_with(".rest") || name.ends_with(".mean_rest")) {
+      // What machines have yet to send is shared by all new ones; of a mean, each part is on one machine.
+      for (size_t machine = 1; machine < machines.size(); ++machine) row = row + joined(machines[machine], name);
+      if (name.ends_with(".rest")) row = row / static_cast<double>(machines.size());
+    }
+    state.insert(name, cut(row, fragments_[which]));
+  }
+  state.insert("place", at::tensor(place(), at::kLong));
+  load_state_dict(state);
+  for (const OuterFragment& fragment : fragments_) write(fragment, /*keep=*/0);
+}
+
+}  // namespace lockstep

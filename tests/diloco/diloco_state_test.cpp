@@ -1,0 +1,137 @@
+// States in checkpoints: a run that is resumed at any step of a round has the bits of the undisturbed run.
+
+#include <lockstep/checkpointer.h>
+
+#include "diloco/training.h"
+#include "support/temporary_folder.h"
+
+namespace lockstep::diloco_test {
+namespace {
+
+using namespace lockstep::testing;  // NOLINT
+
+const DiLoCoOptions kOptions[] = {
+    {.sync_every = 4},
+    {.sync_every = 6, .fragments = 3, .overlap_steps = 3, .wire = Wire::kInt8, .error_feedback = true},
+    {.sync_every = 5, .fragments = 2, .overlap_steps = 4, .mixing = 0.3, .wire = Wire::kInt4, .error_feedback = true}};
+
+struct Saved {
+  Saved(Context& context, const DiLoCoOptions& options, const std::string& folder)
+      : training(context, options), checkpointer(folder, context.group(), {.keep_last = 20, .asynchronous = false}) {
+    checkpointer.add("model", *training.net, Checkpointer::Scope::kEachRank)
+        .add("optimizer", training.optimizer(), Checkpointer::Scope::kEachRank)
+        .add("diloco", training.diloco);
+  }
+  std::string bits() { return training.weights() + outer_hash(training.diloco); }
+
+  Training training;
+  Checkpointer checkpointer;
+};
+
+TEST(DiLoCoState, ResumesAtAnyStepOfARound) {
+  for (const Engine& engine : {Engine{4, "shm", "aaaa"}, Engine{4, "hierarchical", "aabb"},
+                               Engine{3, "hierarchical", "aab"}, Engine{3, "gloo", "abc"}})
+    for (const DiLoCoOptions& options : kOptions) {
+      SCOPED_TRACE(name_of(engine) + " options " + std::to_string(&options - kOptions));
+      const TemporaryFolder folder;
+      run_ranks(engine, [&](Context& context) {
+        Training straight(context, options);
+        straight.train_until(20);
+        const std::string expected = straight.weights() + outer_hash(straight.diloco);
+        for (const int step : {5, 8, 9, 10, 11, 12}) {
+          const std::string path = folder.path() / std::to_string(step);
+          {
+            Saved first(context, options, path);
+            first.training.train_until(step);
+            first.checkpointer.save(step);
+            first.training.train_until(step + 1);
+          }
+          Saved second(context, options, path);
+          ASSERT_TRUE(second.checkpointer.resume());
+          EXPECT_EQ(second.training.diloco.stats().steps, step);
+          second.training.set_step(step);
+          second.training.train_until(20);
+          EXPECT_EQ(second.bits(), expected) << "resumed at step " << step;
+        }
+      });
+    }
+}
+
+TEST(DiLoCoState, SavingChangesNothing) {
+  run_ranks({4, "hierarchical", "aabb"}, [](Context& context) {
+    Training straight(context, kOptions[1]), saved(context, kOptions[1]);
+    straight.train_until(15);
+    for (int step = 1; step <= 15; ++step) {
+      saved.train_until(step);
+      (void)saved.diloco.state_dict();
+    }
+    EXPECT_EQ(straight.weights(), saved.weights());
+  });
+}
+
+TEST(DiLoCoState, OtherNumbersOfRanksGoOnFromTheOuterCopy) {
+  const TemporaryFolder folder;
+  for (const auto& [before, after] : {std::pair(Engine{4, "hierarchical", "aabb"}, Engine{3, "hierarchical", "aab"}),
+                                      std::pair(Engine{3, "hierarchical", "abc"}, Engine{4, "hierarchical", "aabb"}),
+                                      std::pair(Engine{2, "gloo", "ab"}, Engine{1, ""})}) {
+    const std::string path = folder.path() / name_of(before);
+    for (const DiLoCoOptions& options : {kOptions[0], kOptions[1]}) {
+      const bool overlaps = options.overlap_steps > 0;
+      const std::string run = path + (overlaps ? "o" : "");
+      run_ranks(before, [&](Context& context) {
+        Saved first(context, options, run);
+        first.training.train_until(overlaps ? 11 : 8);
+        first.checkpointer.save(8);
+        if (context.is_main()) lockstep::save(state_dict(*first.training.net), run + ".pt");
+      });
+      run_ranks(after, [&](Context& context) {
+        Saved second(context, options, run);
+        ASSERT_TRUE(second.checkpointer.resume());
+        second.training.expect_equal(second.training.weights());
+        if (!overlaps) {  // a synchronisation has just been
+          EXPECT_EQ(second.training.weights(), hash(lockstep::load(run + ".pt").tensors));
+        }
+        second.training.set_step(overlaps ? 11 : 8);
+        second.training.train_until(24);
+        second.training.diloco.finish();
+        second.training.expect_equal(second.training.weights());
+      });
+    }
+  }
+}
+
+TEST(DiLoCoState, StatesOfOtherModelsOrOptionsAreRefused) {
+  run_ranks({2, "hierarchical", "ab"}, [](Context& context) {
+    Training training(context, kOptions[1]);
+    training.train_until(8);
+    const StateDict state = training.diloco.state_dict();
+    const auto refused = [&](const StateDict& given, DiLoCo& by) {
+      const std::string before = hash(by.state_dict());
+      std::string text;
+      try {
+        by.load_state_dict(given);
+      } catch (const Error& error) {
+        text = error.what();
+      }
+      EXPECT_EQ(hash(by.state_dict()), before);
+      return text;
+    };
+    Training fragments(context, {.sync_every = 6, .fragments = 2});
+    EXPECT_EQ(refused(state, fragments.diloco),
+              "the state of DiLoCo has other fragments; make the DiLoCo with as many as in the run that saved it");
+    Training feedback(context, {.sync_every = 6, .fragments = 3});
+    EXPECT_NE(refused(state, feedback.diloco).find("has [133] as `rest`, and nothing is expected"), std::string::npos);
+    torch::nn::Linear other(3, 4);
+    DistributedDataParallel model(other, context.group().on_this_machine());
+    DiLoCo of_other(model, context);
+    EXPECT_EQ(refused(state, of_other),
+              "the state of DiLoCo is of another model: it has 4 parameters, and this model trains 2");
+    StateDict of_another_rank = state;
+    of_another_rank["place"] = at::tensor({1 - context.rank(), 2, 0, 1}, at::kLong);
+    EXPECT_NE(refused(of_another_rank, training.diloco).find("of another rank"), std::string::npos);
+    EXPECT_NE(refused(StateDict(), training.diloco).find("has no `place`"), std::string::npos);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::diloco_test
