@@ -1,12 +1,13 @@
 #include "base/watching_thread.h"
 
 #include "base/clock.h"
+#include "base/library_thread.h"
 
 namespace lockstep {
 
 void WatchingThread::start(std::chrono::milliseconds pause, std::function<bool()> look) {
   generation_ = fork_generation();
-  thread_ = std::thread([this, pause, look = std::move(look)] { run(pause, look); });
+  thread_ = library_thread([this, pause, look = std::move(look)] { run(pause, look); });
 }
 
 void WatchingThread::stop() {

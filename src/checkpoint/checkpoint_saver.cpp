@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/library_thread.h"
 #include "base/shared_weights.h"
 #include "base/weights_set.h"
 #include "checkpoint/accumulation.h"
@@ -234,7 +235,7 @@ void CheckpointSaver::start_write(std::unique_ptr<ObjectWriter> next, int64_t st
   if (!options_.asynchronous || !may_copy) return write(*next, step, score);
   next->detach_from_tensors(snapshot_.get());
   snapshot_ = std::move(next);
-  writer_ = std::thread([this, step, score] { write(*snapshot_, step, score); });
+  writer_ = library_thread([this, step, score] { write(*snapshot_, step, score); });
 }
 
 void CheckpointSaver::write(const ObjectWriter& object, int64_t step, std::optional<double> score) {

@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/library_thread.h"
 #include "collectives/typed_message.h"
 
 namespace lockstep {
@@ -11,7 +12,7 @@ namespace lockstep {
 void DroppedMessages::keep(One message) {
   const MutexLock lock(mutex_);
   messages_.push_back(std::move(message));
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  if (!thread_.joinable()) thread_ = library_thread([this] { run(); });
   changed_.notify_all();
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/library_thread.h"
 #include "base/machine_name.h"
 #include "base/rank_names.h"
 #include "collectives/called_as.h"
@@ -61,6 +62,7 @@ void Membership::close() {
 
 Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, EngineFactories factories,
                  PageGroup on_page, std::shared_ptr<Membership> membership) {
+  const AdoptsNewThreads adopted;
   auto engine = world_size == 1 ? single_engine::make_backend() : factories.cpu(store, rank, world_size);
   return make_group_over(std::move(engine), store, rank, world_size, std::move(factories), std::move(on_page),
                          std::move(membership));

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/library_thread.h"
 #include "collectives/group_state.h"
 #include "rank_page/rank_board.h"
 
@@ -142,6 +143,7 @@ WaitRecord GroupsWatch::record_of(const Look& here) const {
                     .group = wait.group,
                     .number = wait.number,
                     .needs = wait.message ? here.message->needs : here.status.awaited.needs,
+                    .needs_some = !wait.message && here.status.awaited.needs_some,
                     .message = wait.message};
   count_calls(record, here.status);
   std::string group = "a group", operation = here.status.operation.kind;
@@ -172,7 +174,7 @@ void GroupsWatch::compare() {
   interval_ = std::min(interval_ * 3 / 2, kLongestInterval);
   const Look here = look_at_self();
   // A page shows only one thread's wait.
-  if (!here.status.has_one_caller) return withdraw();
+  if (!here.status.has_one_caller || another_thread_may_act(own_page().caller())) return withdraw();
   if (here.wait() != wait_ || wait_->group == 0) return;
   const WaitRecord own = record_of(here);
   if (look_at_self().wait() != wait_) return;  // calls counted since then belong to another wait

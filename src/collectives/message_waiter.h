@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "base/clock.h"
+#include "base/library_thread.h"
 #include "base/mutex.h"
 
 namespace lockstep {
@@ -16,7 +17,8 @@ namespace lockstep {
 /// Waits for a message in its own thread, for engines where only a wait can tell whether it is done.
 class MessageWaiter {
  public:
-  explicit MessageWaiter(c10::intrusive_ptr<c10d::Work> work) : work_(std::move(work)), thread_([this] { run(); }) {}
+  explicit MessageWaiter(c10::intrusive_ptr<c10d::Work> work)
+      : work_(std::move(work)), thread_(library_thread([this] { run(); })) {}
   ~MessageWaiter() {
     work_->abort();  // no effect if it is done
     thread_.join();

@@ -6,6 +6,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/library_thread.h"
 #include "base/thread_token.h"
 #include "collectives/cause.h"
 #include "collectives/typed_message.h"
@@ -211,7 +212,7 @@ void MessageWatch::start_thread() {
 }
 
 void MessageWatch::start_thread_locked() {
-  if (!thread_.joinable() && !ending_) thread_ = std::thread([this] { run(); });
+  if (!thread_.joinable() && !ending_) thread_ = library_thread([this] { run(); });
 }
 
 void MessageWatch::run() {

@@ -18,8 +18,12 @@ inline RankStatus::Awaited start_collective(PageGroup& group, int rank, uint64_t
     awaited.needs = group.bits();
     return awaited;
   }
-  // The ranks whose data forms this rank's result. Other engines may also make a rank without a result wait, but need
-  // not, and the program decides who sends what in kAllToAllUneven.
+  // The ranks whose data this rank's result is made of. Other engines need not have a rank without a result wait; if it
+  // does, it waits for ranks to which it sends. The program decides which ranks send in kAllToAllUneven.
+  const auto need_some = [&] {
+    awaited.needs = group.bits();
+    awaited.needs_some = true;
+  };
   switch (what.kind) {
     case Kind::kBarrier:
     case Kind::kAllReduce:
@@ -30,13 +34,20 @@ inline RankStatus::Awaited start_collective(PageGroup& group, int rank, uint64_t
       break;
     case Kind::kReduce:
     case Kind::kGather:
-      awaited.needs = what.root == rank ? group.bits() : 0;
+      if (what.root == rank)
+        awaited.needs = group.bits();
+      else
+        need_some();
       break;
     case Kind::kBroadcast:
     case Kind::kScatter:
-      awaited.needs = what.root == rank ? 0 : group.bit(what.root);
+      if (what.root == rank)
+        need_some();
+      else
+        awaited.needs = group.bit(what.root);
       break;
     case Kind::kAllToAllUneven:
+      need_some();
       break;
   }
   return awaited;

@@ -62,12 +62,28 @@ bool waits_for_gone(const WaitRecords& records, size_t rank, size_t other, const
   return left != nullptr && (*left)[other] && waits_for(*records[rank], bits[rank], *(*left)[other]);
 }
 
+/// The ranks without whose calls `rank` cannot continue.
+Needs needs_of(const WaitRecords& records, size_t rank, const std::vector<uint64_t>& bits, const Departures& gone) {
+  Needs needs{.ranks = {}, .any_is_enough = records[rank]->needs_some};
+  for (size_t other = 0; other < records.size(); ++other) {
+    if (other == rank || (records[rank]->needs & bits[other]) == 0) continue;
+    if (waits_for_gone(records, rank, other, bits, gone))
+      needs.ranks.push_back(static_cast<int>(rank));  // never, whatever others do
+    else if (records[other] && waits_for(*records[rank], bits[rank], *records[other]))
+      needs.ranks.push_back(static_cast<int>(other));
+    else if (needs.any_is_enough && !records[other])
+      return {};  // it computes, and may be the one
+  }
+  return needs;
+}
+
 }  // namespace
 
 std::string WaitRecord::packed() const {
   std::ostringstream text;
   for (const std::string* one : {&place, &caller.of, &caller.advice, &caller.scope}) write_text(text, *one);
-  text << serial << ' ' << group << ' ' << number << ' ' << needs << ' ' << message.has_value() << ' ';
+  text << serial << ' ' << group << ' ' << number << ' ' << needs << ' ' << needs_some << ' ' << message.has_value()
+       << ' ';
   if (message) text << message->is_send << ' ' << message->needs_receive << ' ' << message->tag << ' ';
   text << called.size() << ' ';
   for (const auto& [id, count] : called) text << id << ' ' << count << ' ';
@@ -84,7 +100,7 @@ WaitRecord WaitRecord::unpacked(const std::string& bytes) {
   for (std::string* one : {&record.place, &record.caller.of, &record.caller.advice, &record.caller.scope})
     *one = read_text(text);
   bool has_message = false;
-  text >> record.serial >> record.group >> record.number >> record.needs >> has_message;
+  text >> record.serial >> record.group >> record.number >> record.needs >> record.needs_some >> has_message;
   if (has_message) {
     Message& message = record.message.emplace();
     text >> message.is_send >> message.needs_receive >> message.tag;
@@ -109,17 +125,9 @@ WaitRecord WaitRecord::unpacked(const std::string& bytes) {
 
 std::vector<bool> ranks_that_never_go_on(const WaitRecords& records, const std::vector<uint64_t>& bits,
                                          const Departures& gone) {
-  std::vector<Needs> needs(records.size());
-  for (size_t rank = 0; rank < records.size(); ++rank) {
-    if (!records[rank]) continue;
-    for (size_t other = 0; other < records.size(); ++other) {
-      if (other == rank || (records[rank]->needs & bits[other]) == 0) continue;
-      if (waits_for_gone(records, rank, other, bits, gone))
-        needs[rank].ranks.push_back(static_cast<int>(rank));  // whatever the others do
-      else if (records[other] && waits_for(*records[rank], bits[rank], *records[other]))
-        needs[rank].ranks.push_back(static_cast<int>(other));
-    }
-  }
+  std::vector<Needs> needs;
+  for (size_t rank = 0; rank < records.size(); ++rank)
+    needs.push_back(records[rank] ? needs_of(records, rank, bits, gone) : Needs{});
   return stuck_ranks(needs);
 }
 

@@ -36,6 +36,7 @@ struct WaitRecord {
   uint64_t group = 0;                   ///< in which it waits; 0: unknown
   uint64_t number = 0;                  ///< of the collective in the group, or of the message among messages of its tag
   uint64_t needs = 0;                   ///< the ranks whose call it needs to end, as bits
+  bool needs_some = false;              ///< at least one of these, it is not known which, rather than all
   std::optional<Message> message{};     ///< none: it waits for a collective
   std::map<uint64_t, uint64_t> called;  ///< the number of collectives that it has called in each group
   std::map<Messages, Count> messages;

@@ -12,6 +12,7 @@
 
 #include "base/descriptor_limit.h"
 #include "base/environment.h"
+#include "base/library_thread.h"
 #include "base/loop_begin.h"
 #include "base/machine_name.h"
 #include "base/shared_segment.h"
@@ -222,6 +223,7 @@ Context::Context(int argc, const char* const* argv, ContextOptions options)
     : Context(with_ranks_argument(argc, argv, std::move(options))) {}
 
 Context::Context(ContextOptions options) {
+  const AdoptsNewThreads adopted;
   OnlyContext only;
   const Environment environment = Environment::from_process();
   World world = discover_world(environment);
@@ -243,6 +245,7 @@ Context::Context(ContextOptions options) {
 Context::Context(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 Context adopt_ranks(AdoptedRanks ranks, ContextOptions options) {
+  const AdoptsNewThreads adopted;
   OnlyContext only;
   const Environment environment = Environment::from_process();
   World world;

@@ -200,7 +200,8 @@ RankStatus RankPage::read(int world_size) const {
     account.waits_for = operation.running || account.waiting ? waits_for_.load(kRelaxed) : 0;
     account.awaited = {.sequence = awaited_sequence_.load(kRelaxed),
                        .collective = awaited_collective_.load(kRelaxed),
-                       .needs = awaited_needs_.load(kRelaxed)};
+                       .needs = awaited_needs_.load(kRelaxed),
+                       .needs_some = awaited_needs_some_.load(kRelaxed) != 0};
     const int awaited = account.waiting ? awaited_group_.load(kRelaxed) : kNoGroup;
     read_groups(account, operation_group_.load(kRelaxed), awaited);
     std::atomic_thread_fence(std::memory_order_acquire);  // with the release fence of start_operation()

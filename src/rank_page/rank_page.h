@@ -57,6 +57,7 @@ struct RankStatus {
     uint64_t sequence = 0;    ///< as Operation::sequence
     uint64_t collective = 0;  ///< its number among the group's, counted from 1
     uint64_t needs = 0;       ///< the ranks whose call it needs to end, as bits
+    bool needs_some = false;  ///< of these at least one, it is not known which, rather than all
   };
 
   pid_t pid = 0;  ///< of the process that writes; 0: none has written yet
@@ -135,12 +136,15 @@ class RankPage {
     const uint64_t here = thread_number();
     if (caller_.load(std::memory_order_relaxed) != here) note_other_caller(here);
   }
+  /// The thread that uses groups, by thread_number(); 0: none has.
+  uint64_t caller() const { return caller_.load(std::memory_order_relaxed); }
   /// Begins a wait in the group with this place. For a message, `awaited.collective` is 0.
   void begin_wait(int group, const RankStatus::Awaited& awaited) {
     awaited_group_.store(awaited.collective == 0 ? kNoGroup : group, std::memory_order_relaxed);
     awaited_sequence_.store(awaited.sequence, std::memory_order_relaxed);
     awaited_collective_.store(awaited.collective, std::memory_order_relaxed);
     awaited_needs_.store(awaited.needs, std::memory_order_relaxed);
+    awaited_needs_some_.store(awaited.needs_some ? 1 : 0, std::memory_order_relaxed);
     waiting_.store(1, std::memory_order_relaxed);
   }
 
@@ -265,6 +269,7 @@ class RankPage {
   std::atomic<uint64_t> awaited_sequence_{0};
   std::atomic<uint64_t> awaited_collective_{0};
   std::atomic<uint64_t> awaited_needs_{0};
+  std::atomic<uint32_t> awaited_needs_some_{0};
   std::atomic<uint64_t> caller_{0};  ///< the number of the first thread that has called
   std::atomic<uint32_t> has_several_callers_{0};
   std::atomic<uint32_t> taken_groups_{0};  ///< places, as bits

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/library_thread.h"
 #include "base/socket.h"
 #include "rendezvous/key_value_server.h"
 
@@ -22,7 +23,7 @@ constexpr useconds_t kPauseUs = 20'000;
 KeyValueServerThread::KeyValueServerThread(FileDescriptor listener)
     : listener_(std::move(listener)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!wake_) throw_errno("making an eventfd");
-  thread_ = std::thread([this] { serve(); });
+  thread_ = library_thread([this] { serve(); });
 }
 
 KeyValueServerThread::~KeyValueServerThread() {

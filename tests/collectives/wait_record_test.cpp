@@ -35,6 +35,20 @@ TEST(WaitRecords, NeverGoOnOnlyInACycle) {
   EXPECT_EQ(ranks_that_never_go_on(records, kBits), std::vector<bool>(3, false));
 }
 
+TEST(WaitRecords, ThatNeedSomeRanksNeverGoOnIfNoneOfThemDoes) {
+  // Rank 0 waits for rank 1 or 2, neither of which has called; both wait for rank 0 elsewhere.
+  WaitRecords records{waiting(1, 5, {{1, 5}, {2, 3}}), waiting(2, 4, {{1, 4}, {2, 4}}),
+                      waiting(2, 4, {{1, 4}, {2, 4}})};
+  records[0]->needs_some = true;
+  EXPECT_EQ(ranks_that_never_go_on(records, kBits), std::vector<bool>({true, true, true}));
+  records[2]->called[1] = 5;
+  EXPECT_EQ(ranks_that_never_go_on(records, kBits), std::vector<bool>({true, true, true})) << "it has called already";
+  records[2].reset();  // it computes, and may call next
+  EXPECT_EQ(ranks_that_never_go_on(records, kBits), std::vector<bool>(3, false));
+  records[0]->needs_some = false;
+  EXPECT_EQ(ranks_that_never_go_on(records, kBits), std::vector<bool>({true, true, false}));
+}
+
 TEST(WaitRecords, NeverGoOnWhereOneHasLeftTheCalls) {
   WaitRecords records{waiting(1, 5, {{1, 5}}), std::nullopt, waiting(1, 5, {{1, 5}})};
   Departures gone;

@@ -76,6 +76,31 @@ void use_a_root(const Context& context, const char* what) {
   if (context.rank() == 1) sum(*last);
 }
 
+/// Rank 0, the root, is alone in a broadcast; the others are in another group.
+void be_alone_at_the_root(const Context& context) {
+  const Group& all = context.group();
+  const Group same = all.split(0);
+  const at::Tensor one = at::ones({4});
+  if (!context.is_main()) sum(same);
+  all.broadcast(one, 0);
+  if (context.is_main()) sum(same);
+}
+
+/// Rank 0 waits in one group while a thread of its own, which has called none, comes late to the other.
+void use_a_helper(const Context& context) {
+  const Group a = context.group().split(0), b = context.group().split(0);
+  std::thread helper;
+  if (context.is_main())
+    helper = std::thread([&] {
+      be_late();
+      sum(b);
+    });
+  else
+    sum(b);
+  sum(a);
+  if (helper.joinable()) helper.join();
+}
+
 /// Two threads with a group each. On each rank another one of them is late, and sleeps.
 void use_two_threads(const Context& context, bool in_main) {
   const Group a = context.group().split(0), b = context.group().split(0);
@@ -103,6 +128,8 @@ int main(int argc, char** argv) {
   if (is(what, "crossed")) start_and_cross(context);
   if (is(what, "row")) wait_in_a_row(context);
   if (is(what, "broadcast") || is(what, "reduce") || is(what, "gather")) use_a_root(context, what);
+  if (is(what, "alone")) be_alone_at_the_root(context);
+  if (is(what, "helper")) use_a_helper(context);
   if (is(what, "threads")) use_two_threads(context, false);
   if (is(what, "thread_and_main")) use_two_threads(context, true);
   context.group().barrier();

@@ -45,6 +45,12 @@ class GroupOrder(ProgramTest):
         for what in ("broadcast", "reduce", "gather"):
             self.expect_cycle(3, what, "shm", f"ranks 0, 1 in {what} #2 in the group of all ranks; rank 2 in all_reduce #0 in subgroup 0 (ranks 1, 2)")
 
+    def test_so_does_a_root_that_is_alone_in_a_broadcast(self):
+        # Over Gloo nobody was told: the watch asked whose data a rank needs, and a root needs nobody's. It waits for one to which it sends.
+        for backend in BACKENDS:
+            for ranks, others in ((2, "rank 1"), (3, "ranks 1, 2")):
+                self.expect_cycle(ranks, "alone", backend, f"rank 0 in broadcast #2 in the group of all ranks; {others} in all_reduce #0 in subgroup 0")
+
     def expect_end(self, ranks, what, backend):
         result, _ = self.launched(ranks, what, backend)
         self.assertEqual(result.returncode, 0, f"{what} {backend} on {ranks}\n{result.stderr}")
@@ -60,6 +66,12 @@ class GroupOrder(ProgramTest):
         for backend in BACKENDS:
             result = self.expect_end(3, "row", backend)
             self.assertIn("rank 0 has not reached", result.stderr)
+
+    def test_nor_is_a_rank_of_which_a_thread_will_make_its_first_call(self):
+        # It used to end the run: that thread slept, or computed, and the watch knew only those that had called a group.
+        for backend in BACKENDS:
+            for ranks in (2, 3):
+                self.expect_end(ranks, "helper", backend)
 
     def test_nor_are_threads_with_groups_of_their_own_that_sleep(self):
         # A page shows the wait of one thread, so the launcher cannot know what the other one will do.

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include "base/interruption.h"
+#include "base/library_thread.h"
 #include "collectives/gloo/blocked_sigpipe.h"
 
 namespace lockstep::hierarchical_engine {
@@ -18,7 +19,7 @@ thread_local bool calling_back = false;
 Runner::Runner(std::function<void()> watch, std::function<void()> ask, Progress* progress, bool waiters_run)
     : progress_(progress), waiters_run_(waiters_run), job_watch_(std::move(watch), std::move(ask)) {
   const gloo_engine::BlockedSigpipe blocked;  // permanently, in this thread
-  thread_ = std::thread([this] { work(); });
+  thread_ = library_thread([this] { work(); });
 }
 
 Runner::~Runner() {

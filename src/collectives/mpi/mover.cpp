@@ -3,6 +3,8 @@
 #include <chrono>
 #include <utility>
 
+#include "base/library_thread.h"
+
 namespace lockstep::mpi_engine {
 namespace {
 
@@ -12,7 +14,7 @@ constexpr std::chrono::milliseconds kPause{1};
 }  // namespace
 
 Mover::Mover(std::function<bool()> poll) : poll_(std::move(poll)) {
-  thread_ = std::thread([this] { run(); });
+  thread_ = library_thread([this] { run(); });
 }
 
 void Mover::end() {

@@ -23,12 +23,17 @@ bool only_waits(const RankView& rank) {
   return waits(rank) && account.waiting && account.has_one_caller && account.awaited.group != 0;
 }
 
+bool needs_some(const RankView& rank) { return rank.account.awaited.needs_some; }
+
 /// The ranks, as bits, that only wait and have not called the collective for which this one waits.
 uint64_t missing_calls(const std::vector<RankView>& ranks, size_t waiting) {
   if (!only_waits(ranks[waiting])) return 0;
   uint64_t missing = ranks_not_there(ranks, waiting);
-  for (size_t rank = 0; rank < std::min(ranks.size(), kBits); ++rank)
-    if (!only_waits(ranks[rank])) missing &= ~bit(rank);
+  for (size_t rank = 0; rank < std::min(ranks.size(), kBits); ++rank) {
+    if ((missing & bit(rank)) == 0 || only_waits(ranks[rank])) continue;
+    if (needs_some(ranks[waiting])) return 0;  // that rank may be the one
+    missing &= ~bit(rank);
+  }
   return missing;
 }
 
@@ -61,7 +66,7 @@ std::optional<GroupCycle> find_group_cycle(const std::vector<RankView>& ranks) {
   for (uint64_t before = 0; before != stuck;) {
     before = stuck;
     for (size_t rank = 0; rank < count; ++rank)
-      if ((missing[rank] & stuck) == 0) stuck &= ~bit(rank);
+      if (needs_some(ranks[rank]) ? (missing[rank] & ~stuck) != 0 : (missing[rank] & stuck) == 0) stuck &= ~bit(rank);
   }
   if (stuck == 0) return std::nullopt;
   std::vector<size_t> path;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/library_thread.h"
 #include "base/mutex.h"
 #include "base/shared_segment.h"
 #include "collectives/shm/backend/shm_work.h"
@@ -72,7 +73,7 @@ bool FutureThread::add(const c10::intrusive_ptr<ShmWork>& work) {
     if (state_->abandons) return false;
     state_->added.push_back(work);
     if (!thread_.joinable()) {
-      thread_ = std::thread([state = state_] { run(state); });
+      thread_ = library_thread([state = state_] { run(state); });
       state_->runs = true;
     }
   }
