@@ -94,7 +94,7 @@ HOMES = [
         "src/collectives/shm/segment/layout.h",  # the explorer's words
         "src/collectives/shm/kernels/reduce.cpp", "src/optim/kernels/step_kernel.cpp",  # kernels of other processors
         "src/collectives/shm/kernels/stream_copy.cpp",  # x86's stores past the caches
-        "src/collectives/shm/kernels/take_over.cpp",  # x86's fetch of a line to be written
+        "src/collectives/shm/kernels/write_lines.h",  # x86's fetch of a line to be written, and copy without one
     }, "conditional compilation has a home of its own or is not needed"),
 ]
 

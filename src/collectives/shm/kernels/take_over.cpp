@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "collectives/shm/kernels/fetch_to_write.h"
+#include "collectives/shm/kernels/write_lines.h"
 #include "collectives/shm/segment/layout.h"
 
 namespace lockstep::shm {

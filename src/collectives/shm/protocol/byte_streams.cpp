@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/shm/kernels/fetch_to_write.h"
+#include "collectives/shm/kernels/write_lines.h"
 
 namespace lockstep::shm {
 namespace {
 
 constexpr size_t kLargestPiece = size_t{8} << 10;
-/// Up to here lines are fetched for writing, some ahead, before they are copied to; more is left to the processor's
-/// microcode. Its time over that of fetching on 2 ranks (AMD EPYC), where the cores are close and where they are far
+/// Up to here lines are fetched for writing, some ahead, before they are copied to; more is copied without. The
+/// time of the second over that of the first on 2 ranks (AMD EPYC), where the cores are close and where they are far
 /// apart: 4 KiB 1.2 and 0.85, 8 KiB 1.05 and 0.8, 32 KiB 0.8 where they are close.
 constexpr size_t kFetchedFirst = size_t{4} << 10;
 constexpr size_t kFetchedOfStream = size_t{2} << 10;
@@ -19,15 +19,6 @@ constexpr size_t kFetchedOfStream = size_t{2} << 10;
 void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
   asm("" : "+r"(bytes));
   std::memcpy(to, from, bytes);
-}
-
-/// Fetches no line that it overwrites whole, which others' caches have.
-void copy_by_microcode(std::byte* to, const std::byte* from, size_t bytes) {
-#ifdef __x86_64__
-  asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
-#else
-  std::memcpy(to, from, bytes);
-#endif
 }
 
 size_t piece_of(size_t capacity) { return std::clamp<size_t>(capacity / 4, kCacheLine, kLargestPiece); }
@@ -71,7 +62,7 @@ void ByteStreams::copy_in(int to, const std::byte* data, size_t bytes) {
     std::byte* const place = ring + end.at;
     end.at = end.at + part < capacity_ ? end.at + part : 0;
     if (fetches && count + part < bytes) fetch_next(to, bytes - count - part);
-    (fetches ? copy_bytes : copy_by_microcode)(place, data + count, part);
+    (fetches ? copy_bytes : copy_without_fetching)(place, data + count, part);
     count += part;
   }
   end.moved += bytes;

@@ -117,8 +117,10 @@ int Communicator::receive_now(void* data, size_t bytes, int from, int64_t tag, D
   MessagePtr message;
   if (from != kAnySource && engine_.is_idle() && channels.may_receive_at_once(from)) {
     waiter_.spin(mutex_, from, policy, [&] { return channels.has_come(from) || Verdict::exists(world_); });
-    if (!Verdict::exists(world_)) message = channels.receive_at_once(data, bytes, from, tag, type);
-    if (message == nullptr && !Verdict::exists(world_)) return from;
+    if (!Verdict::exists(world_)) {
+      message = channels.receive_at_once(data, bytes, from, tag, type);
+      if (message == nullptr) return from;
+    }
   }
   if (message == nullptr) message = channels.receive(data, bytes, from, tag, nullptr, type);
   if (!engine_.is_over()) waiter_.wait(mutex_, *message, policy);

@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "base/error.h"
-#include "collectives/shm/kernels/fetch_to_write.h"
+#include "collectives/shm/kernels/write_lines.h"
 #include "collectives/shm/protocol/rounds.h"
 #include "collectives/shm/protocol/verdict.h"
 #include "rank_page/operation_label.h"
