@@ -13,8 +13,7 @@
 // - Each rank solves for initial states of its own, and there is one backward through all their time steps: the replica
 //   sees that the network was called many times, and sends each gradient once.
 // - With --checkpoint-time-steps each time step is a checkpoint(): it keeps its state alone, and the network's
-// activations
-//   are computed again in backward. So the memory of a long run is that of its states.
+//   activations are computed again in backward. So the memory of a long run is that of its states.
 // - Initial states are drawn from the samples' seeds, and the fine run is a part of the loader's work, so it goes on
 //   beside the training.
 
