@@ -6,7 +6,7 @@
 //
 // Every fiftieth step prints a line such as
 //
-//     step 200/200  loss 0.000512  error after 64 time steps 0.0120, of the solver alone 0.0553
+//     step 100/200  loss 0.000167  error after 64 time steps 0.0149, of the solver alone 0.0339
 //
 // Points to copy:
 //
