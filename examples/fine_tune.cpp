@@ -5,10 +5,10 @@
 //
 // prints lines such as
 //
-//     eight shapes, step 200/200  loss 0.0263  unseen pictures 1.00
+//     eight shapes, step 200/200  loss 0.8970  unseen pictures 0.93
 //     the body, from body.safetensors: 8 of 10 tensors
-//     four new shapes, step 60/120  loss 0.3120  unseen pictures 0.93  trains 1028 of 32740 numbers
-//     four new shapes, step 120/120  loss 0.0312  unseen pictures 0.98  trains 32740 of 32740 numbers
+//     four new shapes, step 60/120  loss 0.8345  unseen pictures 0.74  trains 260 of 27716 numbers
+//     four new shapes, step 120/120  loss 0.4452  unseen pictures 0.87  trains 27716 of 27716 numbers
 //
 // If the file is there already, the first task is left out.
 //

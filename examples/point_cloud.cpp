@@ -10,8 +10,7 @@
 // Points to copy:
 //
 // - A batch is not padded: the loader's function puts the points of all its clouds one after another, with the length
-// of
-//   each. The network works on points, and takes the maximum over those of each cloud.
+//   of each. The network works on points, and takes the maximum over those of each cloud.
 // - Clouds, not points, are what is learned, so each rank's loss is the mean over its clouds, and ranks need no weights
 //   although their numbers of points differ.
 // - A cloud is drawn anew in each epoch, turned and with noise, from the sample's seed: so it does not depend on the

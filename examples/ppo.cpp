@@ -11,9 +11,8 @@
 //
 // - Observations are normalized by RunningStatistics of all ranks, and advantages by standardize(), so that the ranks
 //   learn as one process that has all environments would, up to rounding; --double makes that visible.
-// - Whether to stop an iteration early is decided by group.mean() of the KL divergence, and so alike on every rank: a
-// rank
-//   that stopped alone would leave the others waiting in their backward.
+// - Whether to stop an iteration early is decided by group.mean() of the KL divergence, and so alike on every rank. A
+//   rank that stopped alone would leave the others waiting in their backward.
 // - A rank draws the random numbers of all environments and takes its own, so that they do not depend on the number of
 //   ranks. The model is initialized before, from the same seed.
 

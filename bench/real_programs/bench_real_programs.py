@@ -19,13 +19,13 @@ from support import BIN, LOCKSTEP  # noqa: E402
 
 # Program -> arguments, and few and many steps.
 PROGRAMS = {
-    "distillation": ([], 50, 1050),
-    "fine_tune": (["--first-steps", "2"], 10, 310),
-    "gradient_penalty": ([], 20, 420),
-    "grow_and_prune": ([], 50, 550),
-    "point_cloud": ([], 20, 320),
-    "sequence_to_sequence": ([], 10, 110),
-    "solver_with_network": ([], 5, 55),
+    "distillation": ([], 20, 220),
+    "fine_tune": (["--first-steps", "2"], 10, 110),
+    "gradient_penalty": ([], 10, 110),
+    "grow_and_prune": ([], 20, 220),
+    "point_cloud": ([], 10, 110),
+    "sequence_to_sequence": ([], 5, 45),
+    "solver_with_network": ([], 5, 35),
 }
 
 

@@ -13,15 +13,12 @@ namespace lockstep::datasets {
 
 /// Samples that a function makes: of data that the program computes, or that it holds in a form of its own.
 ///
-///     lockstep::DataLoader train(lockstep::datasets::FromFunction(images.size(0),
-///                                                                 [&](at::ArrayRef<int64_t> indices) {
-///                                                                   const at::Tensor chosen = torch::tensor(indices);
-///                                                                   return lockstep::Batch{images.index_select(0,
-///                                                                   chosen),
-///                                                                                          labels.index_select(0,
-///                                                                                          chosen)};
-///                                                                 }),
-///                                context, {.batch_size = 64, .shuffle = true});
+///     const auto chosen = [images, labels](at::ArrayRef<int64_t> indices) {
+///       const at::Tensor rows = torch::tensor(indices);
+///       return lockstep::Batch{images.index_select(0, rows), labels.index_select(0, rows)};
+///     };
+///     lockstep::DataLoader train(lockstep::datasets::FromFunction(images.size(0), chosen), context,
+///                                {.batch_size = 64, .shuffle = true});
 ///
 /// The function returns the samples at `indices`, stacked in that order, in tensors that the caller may change. It is
 /// called by several workers at once, and must always return the same result. `size` must be the same on every rank.

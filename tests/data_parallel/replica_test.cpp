@@ -53,7 +53,7 @@ void train(Net& net, DistributedDataParallel<Net>& replica, torch::optim::Optimi
 TEST_P(Replicas, AnObjectOnTheStackTrainsAsASharedOne) {
   run_ranks(GetParam(), [](Context& context) {
     NetImpl plain;
-    const Net shared;
+    Net shared;
     DistributedDataParallel replica(plain, context);
     DistributedDataParallel other(shared, context, {.bucket_cap_mb = 1});
     static_assert(HasReplicas<decltype(replica)>);

@@ -335,6 +335,13 @@ class Bench(unittest.TestCase):
             self.assertAlmostEqual(figures["over_bound"], figures["step_ms"] / figures["stage_ms"] / (8 + ranks - 1))
             self.assertLess(1, figures["over_waiting"])
 
+    def test_real_programs(self):
+        path = os.path.join(self.folder, "programs.json")
+        said = run(sys.executable, os.path.join(BENCH, "real_programs/bench_real_programs.py"), "--tiny", "--json", path, "distillation", "fine_tune").stdout
+        self.assertEqual([line.split()[0] for line in said.splitlines()], ["distillation", "fine_tune"])
+        for rates in self.read(path).values():
+            self.assertAlmostEqual(rates["ratios"][0], rates["two_ranks"][0] / rates["one_process"][0])
+
     def test_activation_checkpoint(self):
         path = os.path.join(self.folder, "activations.json")
         run(sys.executable, os.path.join(BENCH, "activation_checkpoint/bench_activation_checkpoint.py"), "--tiny", "--json", path)

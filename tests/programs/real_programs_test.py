@@ -51,14 +51,13 @@ class RealPrograms(unittest.TestCase):
 
     def test_any_number_of_ranks_trains_what_one_process_does(self):
         for program, (_, same) in PROGRAMS.items():
-            for options, relative in ((("--double",), 1e-10), ((), 2e-2)):
-                _, one = self.train(1, program, "--steps", 16, *options)
-                for ranks in (2, 3):
-                    _, figures = self.train(ranks, program, "--steps", 16, *options)
-                    for key in ("losses", "weights"):
-                        self.assert_near(figures[key], one[key], relative, f"{program} {ranks} {options} {key}")
-                    if same and options:
-                        self.assertEqual(figures[same], one[same], program)
+            _, one = self.train(1, program, "--steps", 16, "--double")
+            for ranks in (2, 3):
+                _, figures = self.train(ranks, program, "--steps", 16, "--double")
+                for key in ("losses", "weights"):
+                    self.assert_near(figures[key], one[key], 1e-10, f"{program} {ranks} {key}")
+                if same:
+                    self.assertEqual(figures[same], one[same], program)
 
     def test_a_solver_whose_time_steps_are_checkpoints(self):
         _, one = self.train(1, "solver_with_network", "--steps", 8, "--double")
@@ -79,14 +78,14 @@ class RealPrograms(unittest.TestCase):
         lines, figures = self.train(2, "distillation")
         teacher, alone, taught = figures["told"]
         self.assertGreater(teacher, 0.95)
-        self.assertGreater(taught, alone + 0.02)
+        self.assertGreater(taught, alone + 0.1)
         self.assertRegex(lines[2], r"^student, taught +\d+ numbers  loss \d\.\d{4}  unseen points told 0\.\d\d$")
 
         lines, figures = self.train(2, "fine_tune")
         self.assertEqual(lines[1], "the body, from body.safetensors: 8 of 10 tensors")
         self.assertRegex(lines[2], r"^four new shapes, step 60/120  .*  trains 260 of \d+ numbers$")
         self.assertRegex(lines[3], r"^four new shapes, step 120/120  .*  trains (\d+) of \1 numbers$")
-        self.assertGreater(figures["right"][1], 0.8)
+        self.assertGreater(figures["right"][1], figures["right"][0])
 
         lines, figures = self.train(2, "gradient_penalty", "--steps", 400)
         self.assertEqual(lines[-1], "300 steps of the critic, 100 of the generator; reductions 300 and 100")

@@ -86,7 +86,11 @@ BLOCKS = {
         Block(NET + DATA, after=STEP),
         Block(NET + "net->to(at::kBFloat16);\n" + DATA.replace("28})", "28}, at::kBFloat16)"), after="cross_entropy(net(data), target).backward();\noptimizer.step();"),
     ],
-    "ports": [Block(call=NET + DATA + "learn(net, data, target);"), Block(call=MODEL + DATA + "learn(model, data, target, 8);")],
+    "ports": [
+        Block(call=NET + DATA + "learn(net, data, target);"),
+        Block(call=NET + DATA + "lockstep::DistributedDataParallelOptions options;\noptions.reduction = lockstep::GradientReduction::kWeightedMean;\n"
+              "lockstep::DistributedDataParallel model(net, context, options);\nlearn(model, data, target, 8);"),
+    ],
     "reinforcement_learning": [
         Block(CONTEXT + CHECKPOINTER + "torch::nn::Linear policy(4, 2);\nlockstep::DistributedDataParallel model(policy, context);\n"
               "torch::optim::SGD optimizer(policy->parameters(), 0.1);\nconst int64_t steps = 3, environments = 6;\n"
