@@ -32,6 +32,7 @@ using diloco::OuterFragment;
 /// What ranks compare, one line each.
 std::string describe(const DiLoCoOptions& options) {
   std::ostringstream text;
+  text.precision(15);
   text << "sync_every " << options.sync_every << "\nfragments " << options.fragments << "\noverlap_steps "
        << options.overlap_steps << "\nmixing " << options.mixing << "\nwire " << diloco::name_of(options.wire)
        << "\nerror_feedback " << options.error_feedback << "\nouter_lr " << options.outer_lr << "\nouter_momentum "

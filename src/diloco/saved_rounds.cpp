@@ -71,6 +71,12 @@ std::vector<int64_t> DiLoCo::State::place() const {
 }
 
 StateDict DiLoCo::State::state_dict() {
+  // First, since sending a mean changes what is left of it.
+  std::vector<Outcome> outcomes;
+  for (Round& round : under_way_) {
+    outcomes.push_back(outcome_of(round));
+    if (!outcomes.back().error.empty()) throw Error(outcomes.back().error);
+  }
   StateDict state;
   const auto scalar = [&](const std::string& name, int64_t value) {
     state.insert(name, at::scalar_tensor(value, at::kLong));
@@ -89,14 +95,12 @@ StateDict DiLoCo::State::state_dict() {
   state.insert("fragment_of", at::tensor(fragment_of, at::kLong));
   scalar("rounds_under_way", static_cast<int64_t>(under_way_.size()));
   for (size_t n = 0; n < under_way_.size(); ++n) {
-    Round& round = under_way_[n];
-    const Outcome outcome = outcome_of(round);
-    if (!outcome.error.empty()) throw Error(outcome.error);
+    const Round& round = under_way_[n];
     scalar(round_name(n) + "fragment", static_cast<int64_t>(round.fragment));
     scalar(round_name(n) + "sent_at", round.sent_at);
     const at::Tensor took_part = at::zeros({machines_.count()}, at::kLong);
     for (int machine = 0; machine < machines_.count(); ++machine)
-      took_part[machine] = static_cast<int64_t>(outcome.took_part[static_cast<size_t>(machine)]);
+      took_part[machine] = static_cast<int64_t>(outcomes[n].took_part[static_cast<size_t>(machine)]);
     state.insert(round_name(n) + "took_part", took_part);
     if (round.exchange && round.exchange->mean().defined())
       state.insert(round_name(n) + "mean", round.exchange->mean().clone());

@@ -36,9 +36,9 @@ TEST(DiLoCoState, ResumesAtAnyStepOfARound) {
       const TemporaryFolder folder;
       run_ranks(engine, [&](Context& context) {
         Training straight(context, options);
-        straight.train_until(20);
+        straight.train_until(16);
         const std::string expected = straight.weights() + outer_hash(straight.diloco);
-        for (const int step : {5, 8, 9, 10, 11, 12}) {
+        for (const int step : {5, 10, 11}) {
           const std::string path = folder.path() / std::to_string(step);
           {
             Saved first(context, options, path);
@@ -50,7 +50,7 @@ TEST(DiLoCoState, ResumesAtAnyStepOfARound) {
           ASSERT_TRUE(second.checkpointer.resume());
           EXPECT_EQ(second.training.diloco.stats().steps, step);
           second.training.set_step(step);
-          second.training.train_until(20);
+          second.training.train_until(16);
           EXPECT_EQ(second.bits(), expected) << "resumed at step " << step;
         }
       });

@@ -188,7 +188,7 @@ TEST(DiLoCoFragments, WhatRoundingLosesComesLater) {
 
 TEST(DiLoCoFragments, FinishMakesMachinesEqual) {
   for (const Case& one : kCases)
-    for (const int steps : {0, 1, 7, 10})
+    for (const int steps : {0, 7})
       if (&one - kCases >= 3 && (&one - kCases) % 2 == 1)
         run_ranks(one.engine, [&](Context& context) {
           Training training(context, one.options);
