@@ -37,6 +37,8 @@ class PartStates {
   bool has(const at::Tensor& part) const { return places_.contains(part.unsafeGetTensorImpl()); }
   const std::string& name_of(const at::Tensor& part) const { return place_of(part).name; }
   at::IntArrayRef sizes_of(const at::Tensor& part) const { return place_of(part).sizes; }
+  /// Those of a loaded array of that parameter that become the form for steps.
+  std::pair<int64_t, int64_t> elements_to_load(const at::Tensor& part, const at::Tensor& array) const;
   /// The form for steps.
   void flatten(torch::optim::Optimizer& optimizer);
   /// The form for saving. Never holds more than 64 MiB of both forms at once.
