@@ -9,7 +9,8 @@
 //
 // where 256 bytes could come next. The training ends with a generated text that begins with --prompt. --text FILE
 // trains on another file. --folder FOLDER saves checkpoints there, and continues from the newest, on any number of
-// ranks.
+// ranks. --memory-every 1 also saves each step to the launcher's memory, from which a run goes on under
+// --max-restarts.
 //
 // The ranks of a machine share one copy of the parameters and of AdamW's state, and each steps its part of them
 // (docs/optimizers.md). With --fully-sharded that copy is there once over all machines, and a layer is gathered while
@@ -45,6 +46,7 @@ struct Options {
   double lr = 3e-3;
   std::string folder;
   int stop_after = 0;
+  std::optional<int64_t> memory_every;
   std::string prompt = "The ";
   int generate = 200;
   uint64_t seed = 1;
@@ -207,8 +209,10 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
       optimizer, lockstep::warm_up(rising, lockstep::cosine_annealing_lr(std::max<int64_t>(1, steps - rising))));
   std::optional<lockstep::Checkpointer> checkpointer;
   if (!options.folder.empty()) {
-    checkpointer.emplace(options.folder, context.group(),
-                         lockstep::CheckpointerOptions{.every_minutes = 10, .higher_is_better = false});
+    checkpointer.emplace(
+        options.folder, context.group(),
+        lockstep::CheckpointerOptions{
+            .every_minutes = 10, .higher_is_better = false, .memory_every_n_steps = options.memory_every});
     add_parts(*checkpointer, net, model, optimizer, diloco);
     checkpointer->add("schedule", scheduler).add("loader", train);
     checkpointer->resume();
@@ -329,9 +333,14 @@ int main(int argc, char** argv) {
   number("--heads", options.heads, "Heads of the attention; must divide the width");
   number("--width", options.width, "Width of the transformer");
   app.add_option("--lr", options.lr, "Peak learning rate")->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_option("--folder", options.folder, "Folder of checkpoints, from which it resumes (else there are none)");
+  auto* const folder =
+      app.add_option("--folder", options.folder, "Folder of checkpoints, from which it resumes (else there are none)");
   app.add_option("--stop-after", options.stop_after, "Epoch after which to stop (else when all are done)")
       ->check(at_least_one);
+  app.add_option("--memory-every", options.memory_every,
+                 "Steps between checkpoints in the launcher's memory, for ranks that it restarts")
+      ->check(at_least_one)
+      ->needs(folder);
   app.add_option("--prompt", options.prompt, "How the text to write begins")->capture_default_str();
   number("--generate", options.generate, "Bytes to write");
   app.add_option("--seed", options.seed, "Seed of weights, order and the text to write")->capture_default_str();

@@ -36,6 +36,7 @@ struct Options {
   int micro_batches = 0;
   double lr = 3e-3;
   std::string folder;
+  std::optional<int64_t> memory_every;
   std::string json;
 };
 
@@ -107,7 +108,8 @@ void run(const Options& options, const lockstep::Context& context) {
   lockstep::DataLoader valid(part_of(options, 0.9, 1), pipeline.shard(), {.batch_size = options.batch_size});
   std::optional<lockstep::Checkpointer> checkpointer;
   if (!options.folder.empty()) {
-    checkpointer.emplace(options.folder, context.group());
+    checkpointer.emplace(options.folder, context.group(),
+                         lockstep::CheckpointerOptions{.memory_every_n_steps = options.memory_every});
     using Scope = lockstep::Checkpointer::Scope;
     checkpointer->add("model", pipeline).add("optimizer", optimizer, Scope::kEachRank);
     checkpointer->add("loader", train, Scope::kEachRank);
@@ -163,7 +165,12 @@ int main(int argc, char** argv) {
   app.add_option("--stages", options.stages, "Ranks that share the layers of one pipeline (else all)");
   app.add_option("--micro-batches", options.micro_batches, "Parts of a batch (else two for each stage)");
   app.add_option("--lr", options.lr, "Learning rate")->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_option("--folder", options.folder, "Folder of checkpoints, from which it resumes (else there are none)");
+  auto* const folder =
+      app.add_option("--folder", options.folder, "Folder of checkpoints, from which it resumes (else there are none)");
+  app.add_option("--memory-every", options.memory_every,
+                 "Steps between checkpoints in the launcher's memory, for ranks that it restarts")
+      ->check(at_least_one)
+      ->needs(folder);
   app.add_option("--json", options.json, "File for the number of steps and a hash of the parameters");
   app.footer(lockstep::kRanksHelp);
   return lockstep::run_program(argc, argv, [&] {

@@ -101,8 +101,8 @@ class Checkpointer {
                  [&model] { return model.last_accumulation(); });
     return check_before_saves([&model] { model.check_divergence(); });
   }
-  /// A FullyShardedDataParallel. step() and save() then write piece by piece before they return, whatever
-  /// `asynchronous` is, since no rank has memory for the whole. Such saves cannot go to the launcher's memory.
+  /// A FullyShardedDataParallel. Saves to disk are then written piece by piece before step() or save() returns,
+  /// whatever `asynchronous` says, since no rank has memory for the whole.
   Checkpointer& add(const std::string& name, detail::StateInSlices& model);
   template <detail::HasStateAlone T>
   Checkpointer& add(const std::string& name, T& thing,

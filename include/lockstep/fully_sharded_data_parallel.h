@@ -67,6 +67,7 @@ class FullySharded : public detail::ShardedModel, public detail::StateInSlices {
   void load_state_dict(const StateDict& state) override;
   /// For a Checkpointer, which saves the parameters piece by piece: checkpointer.add("model", model).
   [[nodiscard]] StateDict state_in_slices() override;
+  std::vector<detail::ElementRange> elements_to_load(const StateDict& state) const override;
 
   [[nodiscard]] FullyShardedStats stats() const;
 

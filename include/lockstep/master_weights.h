@@ -2,6 +2,9 @@
 
 #include <lockstep/cxx20.h>
 
+#include <cstdint>
+#include <utility>
+
 #include <ATen/core/Tensor.h>
 
 namespace lockstep {
@@ -39,6 +42,8 @@ class KeepsSlices {
   virtual void show_slices() const = 0;
   /// The shape of the state of a parameter in the groups.
   virtual at::IntArrayRef sizes_of(const at::Tensor& parameter) const = 0;
+  /// The elements, in the order of memory, that this rank uses of `value`, a loaded tensor of that shape without gaps.
+  virtual std::pair<int64_t, int64_t> elements_to_load(const at::Tensor& parameter, const at::Tensor& value) const = 0;
 
  protected:
   KeepsSlices() = default;

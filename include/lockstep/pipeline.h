@@ -109,6 +109,7 @@ class Pipeline : public detail::StateInSlices {
   void load_state_dict(const StateDict& state) override;
   /// For a Checkpointer: checkpointer.add("model", pipeline). Throws Error if the replicas of a stage differ.
   [[nodiscard]] StateDict state_in_slices() override;
+  std::vector<detail::ElementRange> elements_to_load(const StateDict& state) const override;
 
  private:
   class State;

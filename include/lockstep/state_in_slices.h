@@ -2,18 +2,31 @@
 
 #include <lockstep/cxx20.h>
 
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
 #include <lockstep/state_dict.h>
 
 namespace lockstep::detail {
 
-/// An object for whose state each rank has memory only for a slice. A Checkpointer saves it piece by piece.
+/// Elements [begin, end) of a tensor without gaps, in the order of memory.
+struct ElementRange {
+  at::Tensor tensor;
+  int64_t begin = 0, end = 0;
+};
+
+/// Something of whose state each rank has memory only for a slice. A Checkpointer saves it piece by piece.
 class StateInSlices {
  public:
   virtual ~StateInSlices() = default;
   /// Tensors with their whole shapes, of which this rank has its slice (src/checkpoint/sliced_memory.h).
   /// REQUIRES: every rank calls it.
   virtual StateDict state_in_slices() = 0;
-  /// Loads the part that this rank needs of a whole state, reading a piece at a time.
+  /// The elements that load_state_dict(state) uses on this rank. The others may then be anything. Reads no values.
+  virtual std::vector<ElementRange> elements_to_load(const StateDict& state) const = 0;
+  /// Takes what this rank needs of a whole state, of which it reads a piece at a time.
   /// REQUIRES: every rank calls it with the same state.
   virtual void load_state_dict(const StateDict& state) = 0;
 };

@@ -2,6 +2,9 @@
 
 #include <lockstep/cxx20.h>
 
+#include <cstdint>
+#include <utility>
+
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
@@ -38,6 +41,9 @@ class Stepper {
   virtual bool is_never_whole() const { return false; }
   virtual void show_slices() {}
   virtual at::IntArrayRef sizes_of(const at::Tensor& parameter) const { return parameter.sizes(); }
+  virtual std::pair<int64_t, int64_t> elements_to_load(const at::Tensor& /*parameter*/, const at::Tensor& value) const {
+    return {0, value.numel()};
+  }
   /// Whether tensors of a loaded state may stay as they are until the next step.
   virtual bool adopts_state() const { return false; }
   /// Called when the optimizer has moved.

@@ -145,6 +145,9 @@ class ZeroRedundancyOptimizer : public Optimizer,
   at::IntArrayRef sizes_of(const at::Tensor& parameter) const override {
     return stepper_ ? stepper_->sizes_of(parameter) : parameter.sizes();
   }
+  std::pair<int64_t, int64_t> elements_to_load(const at::Tensor& parameter, const at::Tensor& value) const override {
+    return stepper_ ? stepper_->elements_to_load(parameter, value) : std::pair<int64_t, int64_t>{0, value.numel()};
+  }
   bool adopts_state() const override { return stepper_ && stepper_->adopts_state(); }
 
  private:

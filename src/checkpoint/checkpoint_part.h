@@ -30,6 +30,10 @@ struct CheckpointPart {
   /// Whether no rank may hold all of these slices. The whole checkpoint is then written piece by piece, before save()
   /// returns. Null: false.
   std::function<bool()> is_never_whole = nullptr;
+  /// The elements of such a state that part.load() uses on this rank. Null: all.
+  std::function<std::vector<detail::ElementRange>(const c10::IValue& state)> elements_to_load = nullptr;
+
+  bool lies_in_slices() const { return is_never_whole && is_never_whole(); }
 };
 
 // Keys of the dictionary in the file, besides the parts' names.

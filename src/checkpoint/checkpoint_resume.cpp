@@ -243,7 +243,9 @@ std::optional<ResumedCheckpoint> resume_parts(const std::vector<CheckpointPart>&
   const bool from_memory = choice.sequence != 0;
   ResumedCheckpoint resumed{.path = from_memory ? "" : folder.path_of(manifest)};
   PartLoader loader(parts, group);
-  loader.load([&] { return from_memory ? memory->image(choice.sequence) : image_of_file(resumed.path); });
+  CheckpointImage in_memory;
+  if (from_memory) in_memory = memory->image(choice.sequence, parts);
+  loader.load([&] { return from_memory ? std::move(in_memory) : image_of_file(resumed.path); });
   resumed.step = loader.step();
   resumed.accumulation = loader.accumulation();
   resumed.step_on_disk = from_memory ? choice.step_on_disk : resumed.step;

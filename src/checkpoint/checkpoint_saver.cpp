@@ -178,9 +178,7 @@ CheckpointMessage CheckpointSaver::save(const std::vector<CheckpointPart>& parts
                ", which says nothing about how good it is, so it has none");
   }
   if (result.outcome != Outcome::kInSlices) return result;
-  const bool whole = std::none_of(parts.begin(), parts.end(), [](const CheckpointPart& part) {
-    return part.is_never_whole && part.is_never_whole();
-  });
+  const bool whole = std::none_of(parts.begin(), parts.end(), std::mem_fn(&CheckpointPart::lies_in_slices));
   if (is_main())
     result = attempt([&](CheckpointMessage&) { start_write(std::move(next_), step, score, whole); });
   else

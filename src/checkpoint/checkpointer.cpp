@@ -228,20 +228,24 @@ Checkpointer& Checkpointer::add(const std::string& name, torch::optim::Optimizer
     return optimizer_state_in_slices(optimizer, group);
   };
   state_->parts.back().is_never_whole = [&optimizer] { return is_never_whole(optimizer); };
+  state_->parts.back().elements_to_load = [&optimizer](const c10::IValue& state) {
+    return elements_to_load(optimizer, state);
+  };
   return *this;
 }
 
 Checkpointer& Checkpointer::add(const std::string& name, detail::StateInSlices& model) {
   add(name, Part{.save = [name]() -> c10::IValue {
-                   throw Error("Checkpointer: `" + name +
-                               "` lies in parts on the ranks and cannot be saved to the launcher's memory yet; leave "
-                               "memory_every_n_steps unset");
+                   throw Error("Checkpointer: `" + name + "` lies in parts on the ranks, and none may hold it all");
                  },
                  .load = [&model](const c10::IValue& state) { model.load_state_dict(to_state_dict(state)); }});
   state_->parts.back().save_in_slices = [&model](const Group&) -> std::optional<c10::IValue> {
     return to_object(model.state_in_slices());
   };
   state_->parts.back().is_never_whole = [] { return true; };
+  state_->parts.back().elements_to_load = [&model](const c10::IValue& state) {
+    return model.elements_to_load(to_state_dict(state));
+  };
   return *this;
 }
 

@@ -69,7 +69,8 @@ void MemorySaveComparison::check() {
 
 void compare_memory_states(const Group& group, const c10::impl::GenericDict& common) {
   if (group.world_size() == 1) return;
-  const std::string difference = difference_of_lines(group.all_gather_bytes(lines_of_state(common)));
+  const std::string difference =
+      difference_of_lines(group.all_gather_bytes(lines_of_state(common, /*in_slices=*/true)));
   if (difference.empty()) return;
   own_page().fail(RankFailure::kDiverged, -1, difference);
   throw Error("a checkpoint in memory holds one state for all ranks, so it must be the same on all of them: " +

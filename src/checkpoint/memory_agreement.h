@@ -40,8 +40,8 @@ class MemorySaveComparison {
   std::optional<Work> work_;
 };
 
-/// Compares every bit. Throws Error on all ranks, naming the first difference.
-/// REQUIRES: all ranks call it.
+/// Compares every bit, except of what lies in slices on the ranks. Throws Error on all ranks, naming the first
+/// difference. REQUIRES: all ranks call it.
 void compare_memory_states(const Group& group, const c10::impl::GenericDict& common);
 
 }  // namespace lockstep

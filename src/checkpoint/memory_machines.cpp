@@ -5,16 +5,21 @@
 #include <numeric>
 #include <sstream>
 
+#include <ATen/ATen.h>
+
 #include "base/byte_sink.h"
 #include "base/error.h"
 #include "base/shared_segment.h"
 #include "base/state_memory.h"
 #include "checkpoint/checkpoint_message.h"
+#include "checkpoint/slot_reader.h"
 
 namespace lockstep {
 namespace {
 
-constexpr uint64_t kPiece = 16 << 20;  // sent at a time
+constexpr uint64_t kPiece = 16 << 20;  // of what is sent at a time
+constexpr uint64_t kSlicePiece = 4 << 20;
+constexpr int kSlicesTag = (1 << 24) - 15;  // of messages that no program sends by accident
 
 struct StringSink : ByteSink {
   void write(const void* data, size_t size) override { bytes.append(static_cast<const char*>(data), size); }
@@ -34,22 +39,43 @@ std::string text_of(const std::vector<uint64_t>& numbers) {
   return text;
 }
 
-std::vector<uint64_t> sequences_of(const std::vector<WholeSlot>& slots) {
-  std::vector<uint64_t> sequences;
-  for (const WholeSlot& slot : slots) sequences.push_back(slot.sequence);
-  return sequences;
+std::vector<HeldState> held_states(const std::vector<WholeSlot>& slots) {
+  std::vector<HeldState> states;
+  for (const WholeSlot& slot : slots) states.push_back({.sequence = slot.sequence, .sliced = slot.sliced});
+  return states;
 }
 
-/// The highest number that is in all of these sets; 0: none.
-uint64_t newest_common(const std::vector<std::vector<uint64_t>>& sets) {
-  uint64_t newest = 0;
-  for (const uint64_t one : sets.front()) {
-    const auto has = [&](const std::vector<uint64_t>& set) {
-      return std::find(set.begin(), set.end(), one) != set.end();
-    };
-    if (std::all_of(sets.begin(), sets.end(), has)) newest = std::max(newest, one);
+std::string text_of(const std::vector<HeldState>& states) {
+  std::string text;
+  for (const HeldState& state : states) {
+    text += std::to_string(state.sequence) + ' ';
+    for (const bool sliced : state.sliced) text += sliced ? '1' : '0';
+    text += ' ';
   }
-  return newest;
+  return text;
+}
+
+std::vector<HeldState> states_in(std::istream& stream) {
+  std::vector<HeldState> states;
+  HeldState state;
+  for (std::string flags; stream >> state.sequence >> flags; states.push_back(state)) {
+    state.sliced.clear();
+    for (const char flag : flags) state.sliced.push_back(flag == '1');
+  }
+  return states;
+}
+
+bool has(const std::vector<HeldState>& states, uint64_t sequence) {
+  return std::any_of(states.begin(), states.end(), [&](const HeldState& one) { return one.sequence == sequence; });
+}
+
+/// Pieces of at most kSlicePiece.
+std::vector<ByteRange> pieces_of(const std::vector<ByteRange>& ranges) {
+  std::vector<ByteRange> pieces;
+  for (const ByteRange& range : ranges)
+    for (uint64_t at = range.begin; at < range.end; at += kSlicePiece)
+      pieces.push_back({at, std::min(at + kSlicePiece, range.end)});
+  return pieces;
 }
 
 std::string describe(const WholeSlot& slot) {
@@ -74,14 +100,40 @@ WholeSlot described(const std::string& text) {
 
 MemoryMachines::MemoryMachines(std::vector<int> first_ranks, int rank)
     : first_ranks_(std::move(first_ranks)), rank_(rank) {
+  machines_ = first_ranks_;
+  std::sort(machines_.begin(), machines_.end());
+  machines_.erase(std::unique(machines_.begin(), machines_.end()), machines_.end());
   const int mine = first_ranks_[static_cast<size_t>(rank)];
-  std::vector<int> here, elsewhere;
+  const std::vector<int> here = ranks_of(mine);
+  std::vector<int> elsewhere;
   for (size_t i = 0; i < first_ranks_.size(); ++i)
-    (first_ranks_[i] == mine ? here : elsewhere).push_back(static_cast<int>(i));
+    if (first_ranks_[i] != mine) elsewhere.push_back(static_cast<int>(i));
   several_ = !elsewhere.empty();
   ranks_here_ = static_cast<int>(here.size());
   rank_here_ = static_cast<int>(std::find(here.begin(), here.end(), rank) - here.begin());
-  for (auto i = static_cast<size_t>(rank_here_); i < elsewhere.size(); i += here.size()) kept_.push_back(elsewhere[i]);
+  const auto number_here = static_cast<size_t>(rank_here_);
+  for (size_t i = number_here; i < elsewhere.size(); i += here.size()) kept_.push_back(elsewhere[i]);
+  if (!several_) return;
+  const auto number = static_cast<size_t>(std::find(machines_.begin(), machines_.end(), mine) - machines_.begin());
+  const std::vector<int> before = ranks_of(machines_[(number + machines_.size() - 1) % machines_.size()]);
+  const std::vector<int> next = ranks_of(machines_[(number + 1) % machines_.size()]);
+  for (size_t i = number_here; i < before.size(); i += here.size()) sources_.push_back(before[i]);
+  destination_ = next[number_here % next.size()];
+}
+
+std::vector<int> MemoryMachines::ranks_of(int first_rank) const {
+  std::vector<int> ranks;
+  for (size_t i = 0; i < first_ranks_.size(); ++i)
+    if (first_ranks_[i] == first_rank) ranks.push_back(static_cast<int>(i));
+  return ranks;
+}
+
+bool MemoryMachines::holds_slices(int on, int rank) const {
+  const auto number_of = [&](int of) {
+    const auto found = std::find(machines_.begin(), machines_.end(), first_ranks_[static_cast<size_t>(of)]);
+    return static_cast<size_t>(found - machines_.begin());
+  };
+  return number_of(on) == number_of(rank) || number_of(on) == (number_of(rank) + 1) % machines_.size();
 }
 
 void MemoryMachines::begin_keeping(SlotMemory& memory, SlotTurn turn) {
@@ -96,6 +148,42 @@ void MemoryMachines::exchange(const Group& group, const ObjectWriter& own, uint6
   told_ = group.all_gather_bytes(mine.bytes);
 }
 
+void MemoryMachines::exchange_slices(const Group& group, const std::vector<at::Tensor>& mine, const ImageSlices& slices,
+                                     SlotWriter& writer) const {
+  if (!several_ || slices.empty()) return;
+  struct Source {
+    int rank;
+    std::vector<ByteRange> pieces;
+    at::Tensor piece;
+  };
+  std::vector<Source> sources;
+  size_t turns = 0;
+  for (const int rank : sources_) {
+    sources.push_back({rank, pieces_of(slices.of_rank(rank)), at::empty({kSlicePiece}, at::kByte)});
+    turns = std::max(turns, sources.back().pieces.size());
+  }
+  std::vector<at::Tensor> outgoing;
+  for (const at::Tensor& slice : mine)
+    if (slice.numel() > 0)
+      for (const at::Tensor& piece : slice.split(kSlicePiece)) outgoing.push_back(piece);
+  for (size_t turn = 0; turn < std::max(turns, outgoing.size()); ++turn) {
+    std::vector<std::pair<Work, const Source*>> received;
+    for (const Source& source : sources)
+      if (turn < source.pieces.size())
+        received.emplace_back(
+            group.recv_async(source.piece.narrow(0, 0, static_cast<int64_t>(source.pieces[turn].bytes())), source.rank,
+                             kSlicesTag),
+            &source);
+    std::optional<Work> sent;
+    if (turn < outgoing.size()) sent = group.send_async(outgoing[turn], destination_, kSlicesTag);
+    for (auto& [work, source] : received) {
+      work.wait();
+      writer.write_common(source->pieces[turn].begin, source->piece.const_data_ptr(), source->pieces[turn].bytes());
+    }
+    if (sent) sent->wait();
+  }
+}
+
 void MemoryMachines::keep(const SaveHeader& mine) {
   for (size_t i = 0; i < writers_.size(); ++i) {
     const std::string& told = told_[static_cast<size_t>(kept_[i])];
@@ -104,7 +192,7 @@ void MemoryMachines::keep(const SaveHeader& mine) {
     const uint64_t own_bytes = told.size() - sizeof header.layout;
     writers_[i].begin();
     writers_[i].write_own(0, told.data() + sizeof header.layout, own_bytes);
-    writers_[i].finish(header, own_bytes);
+    writers_[i].finish(header, own_bytes, holds_slices(rank_, kept_[i]));
   }
   told_.clear();
 }
@@ -112,48 +200,56 @@ void MemoryMachines::keep(const SaveHeader& mine) {
 SlotTurn MemoryMachines::agree_on_turn(const Group& group, const SlotMemory& memory) {
   SlotTurn turn = first_turn(memory);
   const std::vector<WholeSlot> whole = whole_slots(memory);
-  std::vector<std::vector<uint64_t>> all;
-  const std::string mine = std::to_string(turn.sequence) + " " + text_of(sequences_of(whole));
+  std::vector<std::vector<HeldState>> all;
+  const std::string mine = std::to_string(turn.sequence) + " " + text_of(held_states(whole));
   for (const std::string& said : group.all_gather_bytes(mine)) {
-    std::vector<uint64_t> numbers = numbers_in(said);
-    turn.sequence = std::max(turn.sequence, numbers.at(0));
-    all.emplace_back(numbers.begin() + 1, numbers.end());
+    std::istringstream stream(said);
+    uint64_t sequence = 0;
+    stream >> sequence;
+    turn.sequence = std::max(turn.sequence, sequence);
+    all.push_back(states_in(stream));
   }
-  // A machine may hold a newer state than all have in common; that one is overwritten.
-  const uint64_t kept = newest_common(all);
+  // A machine may hold a newer one than can be resumed: that is the one to overwrite.
+  const uint64_t spared = newest_resumable(all);
   for (const WholeSlot& slot : whole)
-    if (slot.sequence == kept) turn.slot = 1 - slot.slot;
+    if (slot.sequence == spared) turn.slot = 1 - slot.slot;
   return turn;
 }
 
 std::optional<WholeSlot> MemoryMachines::newest_for_all(const Group& group, SlotMemory& memory,
                                                         const std::vector<WholeSlot>& mine) const {
-  const auto said = group.all_gather_bytes(text_of(sequences_of(mine)));
-  std::vector<std::vector<uint64_t>> sets;
-  std::vector<int> leaders;
-  uint64_t newest = 0;
-  int holder = -1;
-  for (size_t rank = 0; rank < said.size(); ++rank) {
-    if (first_ranks_[rank] != static_cast<int>(rank)) continue;
-    leaders.push_back(static_cast<int>(rank));
-    sets.push_back(numbers_in(said[rank]));
-    for (const uint64_t sequence : sets.back())
-      if (sequence > newest) newest = sequence, holder = static_cast<int>(rank);
+  const auto said = group.all_gather_bytes(text_of(held_states(mine)));
+  std::vector<std::vector<HeldState>> all;
+  for (const int leader : machines_) {
+    std::istringstream stream(said[static_cast<size_t>(leader)]);
+    all.push_back(states_in(stream));
   }
-  if (newest == 0) return {};
-  const uint64_t common = newest_common(sets);
+  const uint64_t newest = newest_resumable(all);
+  if (newest == 0) {
+    const bool any = std::any_of(all.begin(), all.end(), [](const auto& states) { return !states.empty(); });
+    if (any && rank_ == 0) {
+      TORCH_WARN(
+          "the checkpoints in memory are left out: their slices are not all on the machines that are left, as after "
+          "the "
+          "loss of two neighbours");
+    }
+    return {};
+  }
   WholeSlot chosen;
   for (const WholeSlot& slot : mine)
-    if (slot.sequence == (common != 0 ? common : newest)) chosen = slot;
-  if (common != 0) return chosen;
-
+    if (slot.sequence == newest) chosen = slot;
   std::string lacking;
+  int holder = -1;
   bool receives = false;
-  for (size_t i = 0; i < leaders.size(); ++i) {
-    if (std::find(sets[i].begin(), sets[i].end(), newest) != sets[i].end()) continue;
-    lacking += (lacking.empty() ? "" : ", ") + std::to_string(leaders[i]);
-    receives = receives || leaders[i] == rank_;
+  for (size_t i = 0; i < machines_.size(); ++i) {
+    if (has(all[i], newest)) {
+      if (holder < 0) holder = machines_[i];
+      continue;
+    }
+    lacking += (lacking.empty() ? "" : ", ") + std::to_string(machines_[i]);
+    receives = receives || machines_[i] == rank_;
   }
+  if (lacking.empty()) return chosen;
   const std::string problem = send(group, memory, holder, receives, chosen);
   if (rank_ == 0) {
     TORCH_WARN("the machines of ranks ", lacking, " do not hold the checkpoint in memory of step ", chosen.header.step,
@@ -169,10 +265,12 @@ std::optional<WholeSlot> MemoryMachines::newest_for_all(const Group& group, Slot
 std::string MemoryMachines::send(const Group& group, SlotMemory& memory, int root, bool receives,
                                  WholeSlot& slot) const {
   const int from = slot.slot;
+  std::string problem, told;
+  if (rank_ == root) problem = failure_of([&] { told = SlotReader(memory, slot.header.owner).slices(slot).encode(); });
   slot = described(group.broadcast_bytes(rank_ == root ? describe(slot) : "", root));
-  const uint64_t bytes = std::accumulate(slot.own_bytes.begin(), slot.own_bytes.end(), slot.header.common_bytes);
+  const auto plain = ImageSlices::decode(group.broadcast_bytes(told, root)).plain(slot.header.common_bytes);
+  const uint64_t bytes = std::accumulate(slot.own_bytes.begin(), slot.own_bytes.end(), bytes_in(plain));
   std::vector<SlotWriter> writers;
-  std::string problem;
   if (receives)
     problem = failure_of([&] {
       if (bytes > available_memory_bytes())
@@ -193,7 +291,8 @@ std::string MemoryMachines::send(const Group& group, SlotMemory& memory, int roo
       if (receives && problem.empty()) problem = failure_of([&] { memory.write(here + done, got.data(), got.size()); });
     }
   };
-  copy(StateMemory::common_at(from), StateMemory::common_at(slot.slot), slot.header.common_bytes);
+  for (const ByteRange& range : plain)
+    copy(StateMemory::common_at(from) + range.begin, StateMemory::common_at(slot.slot) + range.begin, range.bytes());
   for (int rank = 0; rank < slot.world_size(); ++rank)
     copy(StateMemory::own_at(from, rank), StateMemory::own_at(slot.slot, rank),
          slot.own_bytes[static_cast<size_t>(rank)]);
@@ -204,8 +303,10 @@ std::string MemoryMachines::send(const Group& group, SlotMemory& memory, int roo
     return std::string();
   };
   if (const std::string failed = all_well(); !failed.empty()) return failed;
-  for (size_t rank = 0; rank < writers.size(); ++rank) writers[rank].finish(slot.header, slot.own_bytes[rank]);
-  group.barrier();  // no rank reads it before
+  const bool has_slices = slot.header.common_bytes != bytes_in(plain);
+  for (size_t rank = 0; rank < writers.size(); ++rank)
+    writers[rank].finish(slot.header, slot.own_bytes[rank], /*sliced=*/!has_slices);
+  group.barrier();  // nobody reads it before
   if (!receives) slot.slot = from;
   return "";
 }

@@ -5,8 +5,11 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 #include <lockstep/group.h>
 
+#include "checkpoint/memory/image_slices.h"
 #include "checkpoint/memory/memory_slots.h"
 #include "checkpoint/object_writer.h"
 
@@ -17,6 +20,9 @@ namespace lockstep {
 /// states of some ranks of the other machines. A save has the same sequence everywhere, and begins with an exchange of
 /// own states. So a rank that begins to write knows that the previous save is whole on every machine, and some sequence
 /// always is.
+///
+/// What lies in slices on the ranks is on two machines: that of its rank, and the next one in the order of their first
+/// ranks, after the last the first. Each rank sends its slices to a rank there, piece by piece.
 class MemoryMachines {
  public:
   /// `first_ranks` has, for each rank, the first rank of its machine. `rank` is this rank.
@@ -26,6 +32,10 @@ class MemoryMachines {
   /// The number of ranks of this machine, and this rank's number among them.
   int ranks_here() const { return ranks_here_; }
   int rank_here() const { return rank_here_; }
+  /// Whether the machine of rank `on` holds the slices of `rank`.
+  bool holds_slices(int on, int rank) const;
+  /// The ranks of the machine before whose slices this rank receives.
+  const std::vector<int>& sources() const { return sources_; }
   /// Whether this rank represents its machine.
   bool leads() const { return first_ranks_[static_cast<size_t>(rank_)] == rank_; }
 
@@ -37,6 +47,11 @@ class MemoryMachines {
   /// save.
   /// REQUIRES: all ranks call it.
   void exchange(const Group& group, const ObjectWriter& own, uint64_t layout);
+  /// Sends this rank's slices to the next machine, and writes those received into the common image. `mine`: uint8
+  /// tensors, as many as `slices` has of this rank.
+  /// REQUIRES: all ranks call it, between begin() and finish() of `writer`.
+  void exchange_slices(const Group& group, const std::vector<at::Tensor>& mine, const ImageSlices& slices,
+                       SlotWriter& writer) const;
   /// Writes the states received for the ranks that this rank keeps, in a save equal to `mine` except for the layouts.
   void keep(const SaveHeader& mine);
 
@@ -45,18 +60,21 @@ class MemoryMachines {
   /// The turn of the first save of a start on each machine.
   /// REQUIRES: all ranks call it, while none saves.
   static SlotTurn agree_on_turn(const Group& group, const SlotMemory& memory);
-  /// The newest state that every machine has; if no state is on all, the newest of any, which is sent to the machines
-  /// that lack it. Empty if none, or it cannot be sent (rank 0 warns). `mine` holds this machine's states, and is empty
-  /// unless leads().
+  /// The state that newest_resumable() chooses. What is not in slices is sent to the machines that lack it. Empty if
+  /// there is none, or it cannot be sent (rank 0 warns). `mine`: this machine's states, empty unless leads().
   /// REQUIRES: all ranks call it, while none saves.
   std::optional<WholeSlot> newest_for_all(const Group& group, SlotMemory& memory,
                                           const std::vector<WholeSlot>& mine) const;
 
  private:
+  std::vector<int> ranks_of(int first_rank) const;
   std::string send(const Group& group, SlotMemory& memory, int root, bool receives, WholeSlot& slot) const;
 
   const std::vector<int> first_ranks_;
   const int rank_;
+  std::vector<int> machines_;  // their first ranks, in order
+  std::vector<int> sources_;
+  int destination_ = -1;  // the rank that receives this one's slices
   bool several_ = false;
   int ranks_here_ = 1, rank_here_ = 0;
   std::vector<int> kept_;            // ranks of other machines for which this rank writes records and own states

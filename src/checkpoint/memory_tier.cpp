@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <thread>
 
+#include <ATen/ATen.h>
+
 #include "base/clock.h"
 #include "base/environment.h"
 #include "base/error.h"
@@ -20,13 +22,21 @@
 #include "checkpoint/checkpoint_saver.h"
 #include "checkpoint/memory/state_keys.h"
 #include "checkpoint/memory_agreement.h"
+#include "checkpoint/memory_bringer.h"
+#include "checkpoint/sliced_memory.h"
 #include "collectives/group_state.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep {
-namespace {
 
 using MemoryDict = c10::impl::GenericDict;
+
+struct SplitState {
+  MemoryDict common = new_dict(), own = new_dict();
+};
+
+namespace {
+
 using Outcome = CheckpointMessage::Outcome;
 using Scope = Checkpointer::Scope;
 
@@ -62,9 +72,10 @@ uint64_t owner_of(const std::string& folder) {
   return hash.value();
 }
 
-struct SplitState {
-  MemoryDict common = new_dict(), own = new_dict();
-};
+std::optional<c10::IValue> value_in_slices(const CheckpointPart& part, const Group& group) {
+  if (part.scope == Scope::kEachRank || !part.lies_in_slices() || !part.save_in_slices) return {};
+  return part.save_in_slices(group);
+}
 
 SplitState split_state(const std::vector<CheckpointPart>& parts, int64_t step, const Group& group) {
   const bool is_main = group.rank() == 0;
@@ -79,6 +90,8 @@ SplitState split_state(const std::vector<CheckpointPart>& parts, int64_t step, c
       for (const auto& item : part.replicas->named_buffers()) rest.insert(item.key(), item.value());
       state.common.insert(part.name, shared);
       if (is_main) rank_zero.insert(part.name, rest);
+    } else if (const auto in_slices = value_in_slices(part, group)) {
+      state.common.insert(part.name, *in_slices);
     } else if (part.scope == Scope::kAllRanks) {
       state.common.insert(part.name, part.part.save());
     } else if (part.scope == Scope::kRankZero && is_main) {
@@ -95,20 +108,24 @@ SplitState split_state(const std::vector<CheckpointPart>& parts, int64_t step, c
   return state;
 }
 
-/// Counts bytes, and passes on those in [begin, end).
+/// Counts, and passes on what lies in these ranges, which ascend.
 class RangeSink : public ByteSink {
  public:
   using Take = void (SlotWriter::*)(uint64_t at, const void* data, uint64_t bytes);
   RangeSink() = default;
-  RangeSink(SlotWriter& writer, Take taking, uint64_t begin, uint64_t end)
-      : writer_(&writer), take_(taking), begin_(begin), end_(end) {}
-  /// First moves forwarded memory into huge pages, which makes copying it a quarter faster.
+  RangeSink(SlotWriter& writer, Take taking, std::vector<ByteRange> ranges)
+      : writer_(&writer), take_(taking), ranges_(std::move(ranges)) {}
+  /// Moves forwarded memory into huge pages first: a copy of it is then a quarter faster.
   void gather_until(Deadline deadline) { gather_until_ = deadline; }
 
   void write(const void* data, size_t size) override {
-    const uint64_t from = std::max(position_, begin_), to = std::min(position_ + size, end_);
-    if (from < to) take(from, static_cast<const char*>(data) + (from - position_), to - from);
+    const uint64_t begin = position_;
     position_ += size;
+    for (; next_ < ranges_.size() && ranges_[next_].begin < position_; ++next_) {
+      const uint64_t from = std::max(begin, ranges_[next_].begin), to = std::min(position_, ranges_[next_].end);
+      if (from < to) take(from, static_cast<const char*>(data) + (from - begin), to - from);
+      if (ranges_[next_].end > position_) break;
+    }
   }
   uint64_t position() const { return position_; }
 
@@ -120,7 +137,8 @@ class RangeSink : public ByteSink {
 
   SlotWriter* const writer_ = nullptr;
   const Take take_ = nullptr;
-  const uint64_t begin_ = 0, end_ = 0;
+  const std::vector<ByteRange> ranges_;
+  size_t next_ = 0;
   uint64_t position_ = 0;
   std::optional<Deadline> gather_until_;
 };
@@ -174,68 +192,98 @@ MemoryTier::MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machi
       owner_(owner_of(folder)),
       every_(*options.memory_every_n_steps),
       may_give_up_(options.disk_if_no_memory),
-      room_(*memory_, group.rank(), machines_.rank_here(), machines_.ranks_here()) {}
+      room_(*memory_, group.rank(), machines_) {}
 
 MemoryTier::~MemoryTier() { in_use = false; }
 
-void MemoryTier::save(const std::vector<CheckpointPart>& parts, int64_t step, std::string problem) {
+/// What a rank is about to save.
+struct MemoryTier::Saved {
+  Saved(const std::vector<CheckpointPart>& parts, int64_t step, const Group& group)
+      : state(split_state(parts, step, group)), common(state.common) {
+    if (!common.sliced().empty()) slices = common.places_of_sliced("state", kNoChecksums);
+    if (!slices.empty() && group.rank() == 0) state.own.insert(kSlicesKey, slices.encode());
+    own.emplace(state.own);
+    Hash hash;
+    hash.add(common.pickle());
+    if (!slices.empty()) hash.add(slices.encode());
+    layout = hash.value();
+  }
+  /// This rank's slices, as ImageSlices::of_rank() orders them.
+  std::vector<at::Tensor> slices_here() const {
+    std::vector<at::Tensor> tensors;
+    for (const c10::Storage& storage : common.sliced()) {
+      const Slices& of = *slices_of(storage);
+      tensors.push_back(at::empty({0}, at::kByte));
+      tensors.back().set_(storage, static_cast<int64_t>(of.begin()), {static_cast<int64_t>(of.bytes)}, {1});
+    }
+    return tensors;
+  }
+
   SplitState state;
-  std::optional<ObjectWriter> written_by_all, written_here;
-  Hash hash;
-  if (problem.empty())
-    problem = failure_of([&] {
-      state = split_state(parts, step, group_);
-      written_by_all.emplace(state.common);
-      written_here.emplace(state.own);
-      hash.add(written_by_all->pickle());
-    });
-  const uint64_t layout = hash.value();
+  ObjectWriter common;
+  ImageSlices slices;  ///< of the common image
+  std::optional<ObjectWriter> own;
+  uint64_t layout = 0;
+};
+
+void MemoryTier::save(const std::vector<CheckpointPart>& parts, int64_t step, std::string problem) {
+  std::optional<Saved> saved;
+  if (problem.empty()) problem = failure_of([&] { saved.emplace(parts, step, group_); });
+  const bool fits = saved && writer_ && room_.has_room(saved->common.most_bytes(), saved->slices);
   MemorySaveComparison comparison(group_, {.step = step,
                                            .folder = folder_,
-                                           .layout = layout,
-                                           .common = &state.common,
-                                           .sampled = written_by_all && writer_ ? &*written_by_all : nullptr,
+                                           .layout = saved ? saved->layout : 0,
+                                           .common = saved ? &saved->state.common : nullptr,
+                                           .sampled = saved && writer_ ? &saved->common : nullptr,
                                            .problem = std::move(problem)});
-  // If nothing remains to be agreed on, the ranks' messages are in flight while the state is written.
-  const bool writes_at_once = written_here && writer_ && !machines_.several() &&
-                              written_by_all->most_bytes() <= room_.common_capacity() &&
-                              written_here->most_bytes() <= room_.own_capacity();
+  // Where nothing remains to be agreed on, the ranks' messages travel while the state is written.
+  const bool writes_at_once = fits && !machines_.several() && saved->own->most_bytes() <= room_.own_capacity();
   if (!writes_at_once) comparison.check();
   last_step_ = step;
-  const ObjectWriter &common = *written_by_all, &own = *written_here;
-  // If there is certainly room, nothing is counted beforehand, which would take as long as writing hundreds of headers.
-  if ((!writer_ || common.most_bytes() > room_.common_capacity()) && !has_room(state.common, common, own)) return;
+  const ObjectWriter &common = saved->common, &own = *saved->own;
+  // If there is certainly room, nothing is counted beforehand: that takes as long as writing hundreds of headers.
+  if (!fits && !has_room(*saved)) return;
   if (own.most_bytes() > room_.own_capacity()) room_.open_own(own.most_bytes());
-  machines_.exchange(group_, own, layout);
+  machines_.exchange(group_, own, saved->layout);
   wait_for_last_save(step);
-  writer_->begin();
-  RangeSink range(*writer_, &SlotWriter::write_common, room_.begin(), room_.end());
+  begin(saved->slices);
+  RangeSink range(*writer_, &SlotWriter::write_common, room_.share(saved->slices));
   if (!std::exchange(gathered_, true)) range.gather_until(Deadline(kForHugePages));
   common.write(range, "state", kNoChecksums);
-  RangeSink all(*writer_, &SlotWriter::write_own, 0, room_.own_capacity());
+  machines_.exchange_slices(group_, saved->slices_here(), saved->slices, *writer_);
+  RangeSink all(*writer_, &SlotWriter::write_own, {{0, room_.own_capacity()}});
   own.write(all, "state", kNoChecksums);
   comparison.check();
-  const SaveHeader header{.step = step, .owner = owner_, .layout = layout, .common_bytes = range.position()};
+  const SaveHeader header{.step = step, .owner = owner_, .layout = saved->layout, .common_bytes = range.position()};
   writer_->finish(header, all.position());
   machines_.keep(header);
   own_page().note_memory_checkpoint(step);
 }
 
-/// Returns false if the program continues without the tier.
-/// REQUIRES: all ranks call it.
-bool MemoryTier::has_room(const MemoryDict& state, const ObjectWriter& common, const ObjectWriter& own) {
-  const uint64_t common_bytes = bytes_in_memory(common);
-  return (writer_ && common_bytes <= room_.common_capacity()) || reserve(state, common_bytes, own.most_bytes());
+void MemoryTier::begin(const ImageSlices& slices) {
+  writer_->begin();
+  const int slot = writer_->slot();
+  // An earlier start may have had other machines, whose slices nobody needs any more.
+  if (machines_.rank_here() == 0 && !std::exchange(released_[static_cast<size_t>(slot)], true))
+    room_.release_others(slot, slices);
 }
 
-/// Makes room for images of this size, and in the first save compares what should be equal. Returns false if there is
-/// no room and the program may continue without it.
-/// REQUIRES: all ranks call it.
-bool MemoryTier::reserve(const MemoryDict& common, uint64_t common_bytes, uint64_t own_bytes) {
-  CheckpointMessage result =
-      share([&](CheckpointMessage& mine) { room_.ask(mine, common_bytes, own_bytes); }, MemoryRoom::check);
+/// All ranks call it. False: the program does without.
+bool MemoryTier::has_room(const Saved& saved) {
+  const uint64_t common_bytes = bytes_in_memory(saved.common);
+  if (writer_ && room_.has_room(common_bytes, saved.slices)) return true;
+  return reserve(saved.state.common,
+                 {.common_bytes = common_bytes, .own_bytes = saved.own->most_bytes(), .slices = saved.slices});
+}
+
+/// All ranks call it: makes room for images of this size, and in the first save compares what should be equal. False if
+/// there is no room and the program may do without.
+bool MemoryTier::reserve(const MemoryDict& common, const MemoryRoom::Sizes& sizes) {
+  CheckpointMessage result = share([&](CheckpointMessage& mine) { room_.ask(mine, sizes); },
+                                   [&](const auto& ranks) { MemoryRoom::check(ranks, machines_); });
   if (result.outcome == Outcome::kDone)
-    result = share([&](CheckpointMessage&) { room_.open(common_bytes, own_bytes); }, [](const auto&) {});
+    result = share([&](CheckpointMessage&) { room_.open(sizes); }, [](const auto&) {});
+  released_ = {};
   if (result.outcome == Outcome::kFailed) {
     if (!may_give_up_)
       throw LimitError("no checkpoint in memory: " + result.text +
@@ -287,10 +335,24 @@ void MemoryTier::wait_for_last_save(int64_t step) const {
 
 std::optional<WholeSlot> MemoryTier::newest_intact() const {
   const SlotReader reader(*memory_, owner_);
-  if (machines_.several())
-    return machines_.newest_for_all(group_, *memory_, machines_.leads() ? reader.intact(2) : std::vector<WholeSlot>());
-  const auto slots = group_.rank() == 0 ? reader.intact(1) : std::vector<WholeSlot>();
-  return slots.empty() ? std::nullopt : std::optional(slots[0]);
+  const auto mine = machines_.leads() ? reader.intact(2) : std::vector<WholeSlot>();
+  return machines_.newest_for_all(group_, *memory_, mine);
+}
+
+CheckpointImage MemoryTier::image(uint64_t sequence, const std::vector<CheckpointPart>& parts) const {
+  const auto is_partial = [&](const std::string& name) {
+    return std::any_of(parts.begin(), parts.end(), [&](const CheckpointPart& part) {
+      return part.name == name && part.lies_in_slices() && part.elements_to_load;
+    });
+  };
+  OpenSlot open;
+  std::vector<ByteRange> ranges;
+  std::string problem = failure_of([&] {
+    open = SlotReader(*memory_, owner_).open(sequence, is_partial);
+    ranges = ranges_to_load(parts, open);
+  });
+  bring_ranges(group_, *memory_, open, ranges, std::move(problem));
+  return std::move(open.image);
 }
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -22,11 +23,12 @@ namespace lockstep {
 
 /// Checkpoints in the launcher's memory, from which the ranks of a restart continue.
 ///
-/// State that is equal on all ranks is one image, the bytes of a .pt file, of which each rank writes a range straight
-/// from the tensors. After the image each rank stores its own state, and rank 0 also stores parts taken from rank 0
-/// alone. Each save begins with a small message in which ranks compare everything except tensor data, and a sample of
-/// that data (memory_agreement.h); the first save of a start compares all of it. On several machines each one holds the
-/// whole image, and ranks exchange their own states (memory_machines.h). SlotWriter decides which rank writes when.
+/// State that is equal on all ranks is one image, the bytes of a .pt file; each rank writes its range of it straight
+/// from the tensors, and its slices of what lies in slices on the ranks. Behind the image each rank stores its own
+/// state, and rank 0 also stores parts taken from rank 0 alone. Each save begins with a small message in which ranks
+/// compare everything except tensor data, and a sample of that (memory_agreement.h); the first save of a start compares
+/// all of it. On several machines each one holds the whole image, except slices, and ranks exchange their own states
+/// (memory_machines.h). SlotWriter decides which rank writes when.
 class MemoryTier {
  public:
   /// Null if the program wants no tier, or can do without it and there is no memory (rank 0 warns). Otherwise throws
@@ -52,16 +54,18 @@ class MemoryTier {
   /// The newest readable state, on every machine; for rank 0.
   /// REQUIRES: all ranks call it, while none saves.
   std::optional<WholeSlot> newest_intact() const;
-  /// The contents of the slot with that sequence.
-  /// REQUIRES: the slot is whole on this machine.
-  CheckpointImage image(uint64_t sequence) const { return SlotReader(*memory_, owner_).image(sequence); }
+  /// The state with that sequence, of which parts in slices have only what `parts` use on this rank. Throws
+  /// RefusedInput on all ranks. REQUIRES: all ranks call it, while none saves. The state is whole on this machine.
+  CheckpointImage image(uint64_t sequence, const std::vector<CheckpointPart>& parts) const;
 
  private:
   MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machines, const std::string& folder,
              const Group& group, const CheckpointerOptions& options);
 
-  bool has_room(const c10::impl::GenericDict& state, const ObjectWriter& common, const ObjectWriter& own);
-  bool reserve(const c10::impl::GenericDict& common, uint64_t common_bytes, uint64_t own_bytes);
+  struct Saved;
+  bool has_room(const Saved& saved);
+  bool reserve(const c10::impl::GenericDict& common, const MemoryRoom::Sizes& sizes);
+  void begin(const ImageSlices& slices);
   CheckpointMessage share(const std::function<void(CheckpointMessage&)>& say,
                           const std::function<void(const std::vector<CheckpointMessage>&)>& look) const;
   void wait_for_last_save(int64_t step) const;
@@ -76,8 +80,9 @@ class MemoryTier {
   MemoryRoom room_;
   bool gave_up_ = false;
   int64_t last_step_ = 0;
-  std::optional<SlotWriter> writer_;  // from the first save on
-  bool gathered_ = false;             // the tensors are in huge pages, as far as the kernel allowed
+  std::optional<SlotWriter> writer_;   // from the first save on
+  std::array<bool, 2> released_ = {};  // by slot: what this machine does not hold, since there was room
+  bool gathered_ = false;              // the tensors lie in huge pages, as far as the kernel allowed
 };
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +23,8 @@ class ObjectReader {
   explicit ObjectReader(const ByteSource& source, const FileSource* mapped = nullptr);
 
   const PtFile& file() const { return file_; }
+  /// Takes these bytes for a storage, which is then not read.
+  void set_storage(size_t storage, at::Tensor bytes) { storages_[storage] = std::move(bytes); }
   at::Tensor tensor(const PickledTensor& tensor, const std::string& place);
   /// The whole file.
   c10::IValue object();

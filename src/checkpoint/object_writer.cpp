@@ -107,7 +107,8 @@ void ObjectWriter::add_tensor(const at::Tensor& given, const Place& place) {
   at::Tensor tensor = given.detach();
   if (tensor.is_conj() || tensor.is_neg()) tensor = tensor.resolve_conj().resolve_neg();
   const size_t storage = storage_of(tensor);
-  if (tensor.is_cpu() && tensor.numel() > 0 && tensor.is_non_overlapping_and_dense())
+  if (tensor.is_cpu() && tensor.numel() > 0 && tensor.is_non_overlapping_and_dense() &&
+      slices_of(tensor.storage()) == nullptr)
     dense_.push_back({static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()});
   pickle_writer_.tensor({.dtype = dtype,
                          .storage = std::to_string(storage),
@@ -191,6 +192,26 @@ void ObjectWriter::write(ByteSink& sink, const std::string& name, ZipWriter::Che
     writer.end_storage();
   }
   writer.finish();
+}
+
+ImageSlices ObjectWriter::places_of_sliced(const std::string& name, ZipWriter::Checksums checksums) const {
+  struct : ByteSink {
+    void write(const void*, size_t size) override { bytes += size; }
+    uint64_t bytes = 0;
+  } counter;
+  std::vector<ImageSlices::Storage> places;
+  PtWriter writer(counter, name, pickle_, checksums);
+  for (size_t i = 0; i < storages_.size(); ++i) {
+    writer.begin_storage(std::to_string(i), storages_[i].nbytes());
+    if (const Slices* slices = slices_of(kept_[i])) {
+      ImageSlices::Storage place{.begin = counter.bytes, .slice_bytes = slices->bytes, .holders = {}};
+      for (int slice = 0; slice < slices->ranks; ++slice) place.holders.push_back(slices->holder(slice));
+      places.push_back(std::move(place));
+    }
+    writer.append(storages_[i].data(), storages_[i].nbytes());
+    writer.end_storage();
+  }
+  return ImageSlices(std::move(places));
 }
 
 uint64_t ObjectWriter::hash_of_samples(uint64_t turn) const {

@@ -12,6 +12,7 @@
 #include "base/byte_sink.h"
 #include "checkpoint/format/pickle_writer.h"
 #include "checkpoint/format/zip_writer.h"
+#include "checkpoint/memory/image_slices.h"
 #include "checkpoint/slice_stream.h"
 
 namespace lockstep {
@@ -25,8 +26,10 @@ class ObjectWriter {
 
   /// The storages of which each rank has a slice (sliced_memory.h), in the order of writing.
   std::vector<c10::Storage> sliced() const;
-  /// On rank 0, called once: the missing slices come from the other ranks when the object is written, copied or
-  /// destroyed. The others then call send_slices() with the result of sliced(). Without this call, such memory is
+  /// Where they begin in the output of write() with this name and these checksums, and how they are divided.
+  ImageSlices places_of_sliced(const std::string& name, ZipWriter::Checksums checksums) const;
+  /// Called on rank 0, once: the missing slices come from the other ranks when the object is written, copied or
+  /// destroyed. The others call send_slices() with the result of sliced() there. Without this call, such memory is
   /// written as it is here.
   void bring_slices_from(const Group& group);
 
@@ -41,7 +44,8 @@ class ObjectWriter {
   uint64_t most_bytes() const { return bytes() + pickle_.size() + (storages_.size() + 10) * 512; }
   /// Everything except tensor data.
   const std::string& pickle() const { return pickle_; }
-  /// A hash of a few elements of every tensor without gaps on the CPU. A different `turn` samples other elements.
+  /// A hash of a few elements of every tensor without gaps on the CPU that lies in no slices. Another `turn` samples
+  /// other elements.
   uint64_t hash_of_samples(uint64_t turn) const;
 
  private:

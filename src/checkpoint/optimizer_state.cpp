@@ -321,6 +321,40 @@ std::optional<c10::IValue> optimizer_state_in_slices(const Optimizer& optimizer,
   return object_of(optimizer);
 }
 
+std::vector<detail::ElementRange> elements_to_load(const Optimizer& optimizer, const c10::IValue& object) {
+  std::vector<detail::ElementRange> elements;
+  const auto* keeper = dynamic_cast<const detail::KeepsSlices*>(&optimizer);
+  if (keeper == nullptr || !object.isGenericDict()) return elements;
+  const c10::IValue state = value_of(object.toGenericDict(), std::string("state"));
+  const c10::IValue groups = value_of(object.toGenericDict(), std::string("param_groups"));
+  // load() tells what does not fit.
+  if (!state.isGenericDict() || !groups.isList() || groups.toList().size() != optimizer.param_groups().size())
+    return elements;
+  for (const c10::IValue& group : groups.toList().vec())
+    if (!group.isGenericDict()) return elements;
+  std::string problems;
+  const auto places = places_of(groups.toList().vec(), optimizer, problems);
+  if (!problems.empty()) return elements;
+  const auto parameters = parameters_of(optimizer);
+  const auto fields = kind_of(optimizer).fields;
+  for (const auto& entry : state.toGenericDict()) {
+    const auto place = entry.key().isInt() ? places.find(entry.key().toInt()) : places.end();
+    if (place == places.end() || !entry.value().isGenericDict()) continue;
+    const at::Tensor& parameter = parameters[place->second].tensor;
+    for (const auto& item : entry.value().toGenericDict()) {
+      if (!item.value().isTensor()) continue;
+      const at::Tensor value = item.value().toTensor();
+      std::pair<int64_t, int64_t> range{0, value.numel()};
+      const bool is_array = std::any_of(fields.begin(), fields.end(), [&](const Field& field) {
+        return !field.is_scalar && item.key().isString() && item.key().toStringRef() == field.name;
+      });
+      if (is_array && value.sizes() == keeper->sizes_of(parameter)) range = keeper->elements_to_load(parameter, value);
+      elements.push_back({value, range.first, range.second});
+    }
+  }
+  return elements;
+}
+
 namespace {
 
 void load(Optimizer& optimizer, const c10::IValue& object, Tensors tensors) {

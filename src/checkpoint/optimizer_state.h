@@ -1,11 +1,13 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include <ATen/core/ivalue.h>
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/group.h>
+#include <lockstep/state_in_slices.h>
 
 namespace lockstep {
 
@@ -21,5 +23,8 @@ bool is_never_whole(const torch::optim::Optimizer& optimizer);
 /// nothing.
 /// REQUIRES: every rank calls it.
 std::optional<c10::IValue> optimizer_state_in_slices(const torch::optim::Optimizer& optimizer, const Group& group);
+
+/// What adopt_optimizer_state_dict() and the next step use of such a state on this rank.
+std::vector<detail::ElementRange> elements_to_load(const torch::optim::Optimizer& optimizer, const c10::IValue& state);
 
 }  // namespace lockstep

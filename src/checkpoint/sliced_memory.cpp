@@ -27,6 +27,22 @@ struct SlicedMemory {
   ~SlicedMemory() { ::munmap(address, size()); }
 };
 void delete_sliced_memory(void* memory) { delete static_cast<SlicedMemory*>(memory); }
+void delete_partial_memory(void* memory) { delete_sliced_memory(memory); }
+
+/// `deleter`: by which the memory is known.
+at::Tensor lazy_zeros(const Slices& slices, int64_t elements, at::ScalarType dtype, c10::DeleterFnPtr deleter) {
+  auto sliced = std::make_unique<SlicedMemory>(SlicedMemory{slices, nullptr});
+  void* memory =
+      ::mmap(nullptr, sliced->size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  TORCH_CHECK(memory != MAP_FAILED, "no address space for ", sliced->size(),
+              " bytes of which each rank holds a slice: ", std::strerror(errno));
+  sliced->address = memory;
+  at::DataPtr data(memory, sliced.release(), deleter, at::kCPU);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                       slices.bytes * static_cast<size_t>(slices.ranks),
+                                                       std::move(data), /*allocator=*/nullptr, /*resizable=*/false);
+  return at::empty({0}, at::dtype(dtype)).set_(at::Storage(std::move(storage)), 0, {elements * slices.ranks}, {1});
+}
 
 void forget_pages(std::byte* memory, size_t begin, size_t end) {
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
@@ -71,19 +87,19 @@ void map_file(std::byte* memory, size_t begin, size_t end, const std::string& fo
 at::Tensor sliced_zeros(int64_t elements, at::ScalarType dtype, int ranks, int place, std::vector<int> holders,
                         const std::string& folder) {
   const Slices slices{ranks, place, static_cast<size_t>(elements) * c10::elementSize(dtype), std::move(holders)};
-  auto sliced = std::make_unique<SlicedMemory>(SlicedMemory{slices, nullptr});
-  void* memory =
-      ::mmap(nullptr, sliced->size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  TORCH_CHECK(memory != MAP_FAILED, "no address space for ", sliced->size(),
-              " bytes of which each rank holds a slice: ", std::strerror(errno));
-  sliced->address = memory;
-  if (!folder.empty()) map_file(static_cast<std::byte*>(memory), slices.begin(), slices.begin() + slices.bytes, folder);
-  at::DataPtr data(memory, sliced.release(), delete_sliced_memory, at::kCPU);
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
-                                                       slices.bytes * static_cast<size_t>(ranks), std::move(data),
-                                                       /*allocator=*/nullptr, /*resizable=*/false);
-  return at::empty({0}, at::dtype(dtype)).set_(at::Storage(std::move(storage)), 0, {elements * ranks}, {1});
+  at::Tensor zeros = lazy_zeros(slices, elements, dtype, delete_sliced_memory);
+  if (!folder.empty())
+    map_file(static_cast<std::byte*>(zeros.storage().mutable_data()), slices.begin(), slices.begin() + slices.bytes,
+             folder);
+  return zeros;
 }
+
+at::Tensor partial_zeros(int64_t bytes) {
+  return lazy_zeros({.ranks = 1, .place = 0, .bytes = static_cast<size_t>(bytes)}, bytes, at::kByte,
+                    delete_partial_memory);
+}
+
+bool is_partial(const c10::Storage& storage) { return storage.data_ptr().get_deleter() == delete_partial_memory; }
 
 const Slices* slices_of(const c10::Storage& storage) {
   if (storage.data_ptr().get_deleter() != delete_sliced_memory) return nullptr;

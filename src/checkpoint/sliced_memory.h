@@ -32,4 +32,11 @@ const Slices* slices_of(const c10::Storage& storage);
 /// Zeroes all but this rank's slice, and frees the pages that lie wholly outside it.
 void forget_other_slices(const at::Tensor& tensor);
 
+/// [bytes] uint8 zeros, whose pages take memory only when written, for a loaded storage of which this rank brings the
+/// elements that it is going to read. The others stay zeros.
+at::Tensor partial_zeros(int64_t bytes);
+
+/// Whether a storage is such memory, so that ranks must not compare it.
+bool is_partial(const c10::Storage& storage);
+
 }  // namespace lockstep

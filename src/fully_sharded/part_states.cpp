@@ -1,5 +1,7 @@
 #include "fully_sharded/part_states.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -44,6 +46,12 @@ at::Tensor PartStates::flat(const at::Tensor& array, const at::Tensor& part) con
   }
   if (array.sizes() == part.sizes() && array.is_contiguous()) return array;
   return in_memory_order(array, place.strides).slice(0, place.begin, place.end).clone();
+}
+
+std::pair<int64_t, int64_t> PartStates::elements_to_load(const at::Tensor& part, const at::Tensor& array) const {
+  const PartPlace& place = place_of(part);
+  if (array.strides() != place.strides) return {0, array.numel()};  // they are put into order first
+  return {place.begin, std::max(place.begin, place.end)};
 }
 
 at::Tensor PartStates::own_place(const at::Tensor& part, int array, at::ScalarType dtype) {

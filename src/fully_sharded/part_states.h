@@ -43,6 +43,8 @@ class PartStates {
   void reserve(const torch::optim::Optimizer& optimizer);
   /// Zeros, in the form for steps.
   at::Tensor zeros(const at::Tensor& part, int array, at::ScalarType dtype);
+  /// Those of a loaded array of that parameter that become the form for steps.
+  std::pair<int64_t, int64_t> elements_to_load(const at::Tensor& part, const at::Tensor& array) const;
   /// Changes to the form for steps.
   void flatten(torch::optim::Optimizer& optimizer);
   /// Changes to the form for saving. Never holds more than 64 MiB in both forms.

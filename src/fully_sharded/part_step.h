@@ -36,6 +36,9 @@ class PartStep final : public detail::Stepper {
   bool adopts_state() const override { return true; }
   void show_slices() override { states_.show(*optimizer_); }
   at::IntArrayRef sizes_of(const at::Tensor& parameter) const override { return states_.sizes_of(parameter); }
+  std::pair<int64_t, int64_t> elements_to_load(const at::Tensor& parameter, const at::Tensor& value) const override {
+    return states_.elements_to_load(parameter, value);
+  }
   void move_to(torch::optim::Optimizer& optimizer) override;
 
  private:

@@ -69,6 +69,7 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   StateDict state_in_slices();
   /// For an optimizer of the parts.
   fully_sharded::PartStates::Places part_places();
+  std::vector<detail::ElementRange> elements_to_load(const StateDict& state) const;
   void load_state_dict(const StateDict& state);
   FullyShardedStats stats() const;
 

@@ -70,7 +70,9 @@ int64_t bytes_of(const StageLayers::Known& known) {
 
 uint64_t sample_of_state(const StateDict& state) {
   uint64_t hash = 1;
-  for (const auto& item : state) hash = Hash::mixed(hash, sample_of(item.value().detach().cpu()));
+  for (const auto& item : state)
+    if (!is_partial(item.value().storage()))  // that is from one state in memory
+      hash = Hash::mixed(hash, sample_of(item.value().detach().cpu()));
   return hash;
 }
 
@@ -208,6 +210,14 @@ StateDict Pipeline::state_in_slices() {
   if (state.group.rank() % state.replicas == 0)
     for (const auto& [name, tensor] : own) result[name].copy_(tensor.detach());
   return result;
+}
+
+std::vector<detail::ElementRange> Pipeline::elements_to_load(const StateDict& given) const {
+  std::vector<detail::ElementRange> elements;
+  for (const auto& [name, own] : tensors_of(*state_->layers.own))
+    if (const at::Tensor* const tensor = given.find(name); tensor != nullptr && tensor->defined())
+      elements.push_back({*tensor, 0, tensor->numel()});
+  return elements;
 }
 
 void Pipeline::load_state_dict(const StateDict& given) {

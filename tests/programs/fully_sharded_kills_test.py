@@ -13,11 +13,13 @@ import unittest
 
 from support import BIN, LOCKSTEP, environment, main, marked_processes
 
-KILLS = 50 if os.environ.get("LOCKSTEP_NIGHTLY") else 15
+NIGHTLY = bool(os.environ.get("LOCKSTEP_NIGHTLY"))
 
 
 class Kills:
     """Of the program whose arguments are in PROGRAM."""
+
+    KILLS = 50 if NIGHTLY else 15
 
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="lockstep_test_")
@@ -29,11 +31,19 @@ class Kills:
     def path(self, *names):
         return os.path.join(self.folder, *names)
 
+    def launcher(self, name):
+        return [LOCKSTEP, "run", "-n", "4", "--max-restarts", "3", "--run-dir", self.path(name), "--", "sh", "-c",
+                'export LOCKSTEP_MACHINE=m$((RANK / 2)); exec "$@"', "sh"]
+
+    def victims(self):
+        return [pid for pid, rank in marked_processes(self.mark).items() if rank is not None]
+
+    def check_starts(self, name):
+        pass
+
     def start(self, name):
-        command = [LOCKSTEP, "run", "-n", "4", "--max-restarts", "3", "--run-dir", self.path(name), "--", "sh", "-c",
-                   'export LOCKSTEP_MACHINE=m$((RANK / 2)); exec "$@"', "sh", os.path.join(BIN, self.PROGRAM[0]), *self.PROGRAM[1:], "--text", self.path("text"),
-                   "--epochs", "4", "--width", "32", "--heads", "2", "--layers", "3", "--block-length", "32", "--folder",
-                   self.path(name + ".states"), "--json", self.path(name + ".json")]
+        command = [*self.launcher(name), os.path.join(BIN, self.PROGRAM[0]), *self.PROGRAM[1:], "--text", self.path("text"), "--epochs", "4", "--width", "32",
+                   "--heads", "2", "--layers", "3", "--block-length", "32", "--folder", self.path(name + ".states"), "--json", self.path(name + ".json")]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                                    env=environment(OMP_NUM_THREADS="1", LOCKSTEP_TEST_MARK=self.folder))
         self.addCleanup(lambda: process.poll() is None and process.kill())
@@ -55,15 +65,15 @@ class Kills:
         print("seed", seed, "length", round(length, 1), flush=True)
         draw = random.Random(seed)
         killed = 0
-        for number in range(KILLS):
+        for number in range(self.KILLS):
             name = f"kill{number}"
             process = self.start(name)
             wait = draw.uniform(0, length)
             time.sleep(wait)
-            ranks = [pid for pid, rank in marked_processes(self.mark).items() if rank is not None]
-            if process.poll() is None and ranks:
+            victims = self.victims()
+            if process.poll() is None and victims:
                 try:
-                    os.kill(draw.choice(ranks), signal.SIGKILL)
+                    os.kill(draw.choice(victims), signal.SIGKILL)
                     killed += 1
                 except ProcessLookupError:
                     pass
@@ -71,9 +81,10 @@ class Kills:
             self.assertEqual(process.returncode, 0, f"killed after {wait:.3f} s\n{errors}")
             self.assertEqual(self.figures(name), expected, f"killed after {wait:.3f} s\n{errors}")
             self.assertEqual(marked_processes(self.mark), {})
+            self.check_starts(name)
             shutil.rmtree(self.path(name + ".states"))
         print(killed, "kills", flush=True)
-        self.assertGreater(killed, KILLS // 2)
+        self.assertGreater(killed, self.KILLS // 2)
 
 
 class FullyShardedKills(Kills, unittest.TestCase):
@@ -82,6 +93,55 @@ class FullyShardedKills(Kills, unittest.TestCase):
 
 class PipelineKills(Kills, unittest.TestCase):
     PROGRAM = ("pipeline_text", "--stages", "2", "--batch-size", "16")
+
+
+class InMemory(Kills):
+    """Each step is saved to the launchers' memory, in slices. At most one step is made twice after a kill."""
+
+    PROGRAM = ("gpt_text", "--fully-sharded", "--generate", "1", "--memory-every", "1")
+    HOSTS = ""
+    KILLS = 50 if NIGHTLY else 7  # of each kind
+
+    def launcher(self, name):
+        if not self.HOSTS:
+            return super().launcher(name)
+        return [LOCKSTEP, "run", "--hosts", self.HOSTS, "--launch-command", "env LOCKSTEP_MACHINE={host}", "--max-restarts", "3", "--run-dir", self.path(name), "--"]
+
+    def victims(self):
+        """The ranks, and the agents, with each of which a machine loses its memory."""
+        found = super().victims()
+        for pid in marked_processes(self.mark) if self.HOSTS else ():
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    if file.read().split(b"\0")[1:2] == [b"agent"]:
+                        found.append(pid)
+            except OSError:
+                pass
+        return found
+
+    def check_starts(self, name):
+        with open(self.path(name, "starts.jsonl")) as file:
+            starts = [json.loads(line) for line in file]
+        for before, after in zip(starts, starts[1:]):
+            if before["steps"] > 0 and after["steps"] > 0:
+                self.assertLessEqual(before["first_step"] + before["steps"] - after["first_step"], 1, f"more than one step was lost: {starts}")
+
+
+class PipelineKillsInMemory(InMemory, unittest.TestCase):
+    PROGRAM = ("pipeline_text", "--stages", "2", "--batch-size", "16", "--memory-every", "1")
+    HOSTS = "a:2,b:2"
+
+
+class FullyShardedKillsInMemory(InMemory, unittest.TestCase):
+    pass
+
+
+class FullyShardedKillsOfMachines(InMemory, unittest.TestCase):
+    HOSTS = "a:2,b:2"
+
+
+class FullyShardedKillsOfFourMachines(InMemory, unittest.TestCase):
+    HOSTS = "a:1,b:1,c:1,d:1"
 
 
 if __name__ == "__main__":

@@ -262,9 +262,22 @@ class State {
   std::deque<OpenImage> images_;
 };
 
-/// Empty if it cannot be read; `problem` then says why.
+/// A machine of several has all slices of a state only if it has both copies of what lies in slices.
+void check_slices(const WholeSlot& slot) {
+  if (slot.has_all_slices()) return;
+  std::string ranks;
+  for (size_t rank = 0; rank < slot.sliced.size(); ++rank)
+    if (slot.sliced[rank]) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  throw Error("this machine holds the slices of " + (ranks.empty() ? "no rank" : "ranks " + ranks + " alone") +
+              ", of " + std::to_string(slot.world_size()) +
+              ", and a checkpoint is written by one machine. The next run resumes the newest on disk, so save there as "
+              "well (every_minutes)");
+}
+
+/// Empty: it cannot be read, and `problem` says why.
 std::optional<State> open_state(const SlotMemory& memory, const WholeSlot& slot, std::string& problem) {
   try {
+    check_slices(slot);
     return std::optional<State>(std::in_place, memory, slot);
   } catch (const std::exception& error) {
     problem = error.what();

@@ -22,7 +22,8 @@ namespace {
 
 constexpr uint64_t kStatePage = 4096;
 constexpr uint64_t kWorthStreaming = 16 << 10;
-constexpr std::chrono::milliseconds kForHugePages(500);  // for one window, once: about as long as 256 MiB take
+constexpr std::chrono::milliseconds kForHugePages(
+    500);  // of a window or a part of one, once: about as long as 256 MiB take
 
 std::string mebibytes(uint64_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
 
@@ -74,6 +75,43 @@ void MappedSlots::open_window(Window window, uint64_t offset, uint64_t bytes) {
   const uint64_t begin = offset / kStatePage * kStatePage;
   const uint64_t end = (offset + bytes + kStatePage - 1) / kStatePage * kStatePage;
   if (begin == end) return;
+  commit(begin, end);
+  mapping = map(begin, end - begin);
+  gather_into_huge_pages(mapping.data, mapping.bytes, Deadline(kForHugePages));
+}
+
+void MappedSlots::open_sparse_window(Window window, uint64_t offset, uint64_t bytes) {
+  unmap(windows_[window]);
+  const uint64_t begin = offset / kStatePage * kStatePage;
+  const uint64_t end = (offset + bytes + kStatePage - 1) / kStatePage * kStatePage;
+  if (begin != end) windows_[window] = map(begin, end - begin);
+}
+
+void MappedSlots::commit_in(Window window, uint64_t offset, uint64_t bytes) {
+  Mapping& mapping = windows_[window];
+  const uint64_t begin = offset / kStatePage * kStatePage;
+  const uint64_t end = (offset + bytes + kStatePage - 1) / kStatePage * kStatePage;
+  if (begin == end) return;
+  try {
+    commit(begin, end);
+  } catch (const Error&) {
+    unmap(mapping);
+    throw;
+  }
+  if (std::byte* place = place_of(begin, end - begin))
+    gather_into_huge_pages(place, end - begin, Deadline(kForHugePages));
+}
+
+void MappedSlots::release(uint64_t offset, uint64_t bytes) const {
+  const uint64_t begin = (offset + kStatePage - 1) / kStatePage * kStatePage;
+  const uint64_t end = (offset + bytes) / kStatePage * kStatePage;
+  // If the kernel refuses, it keeps pages that nobody reads.
+  if (begin < end)
+    ::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+                static_cast<off_t>(end - begin));
+}
+
+void MappedSlots::commit(uint64_t begin, uint64_t end) const {
   const auto refuse = [&](const std::string& why) {
     throw LimitError("a state in memory: this rank's part takes " + mebibytes(end - begin) + ", but only " +
                      mebibytes(available_memory_bytes()) + " are available (" + why + ")");
@@ -85,8 +123,6 @@ void MappedSlots::open_window(Window window, uint64_t offset, uint64_t bytes) {
     result = ::fallocate(fd_, 0, static_cast<off_t>(begin), static_cast<off_t>(end - begin));
   } while (result != 0 && errno == EINTR);
   if (result != 0) refuse(std::strerror(errno));
-  mapping = map(begin, end - begin);
-  gather_into_huge_pages(mapping.data, mapping.bytes, Deadline(kForHugePages));
 }
 
 std::byte* MappedSlots::place_of(uint64_t offset, uint64_t bytes) const {

@@ -30,6 +30,13 @@ class MappedSlots final : public SlotMemory {
   /// leaving the window unmapped and its former contents unchanged.
   void open_window(Window window, uint64_t offset, uint64_t bytes);
 
+  /// Maps [offset, offset + bytes) as the window without committing it.
+  void open_sparse_window(Window window, uint64_t offset, uint64_t bytes);
+  /// Commits a part of a sparse window. Throws as open_window(); then the window is unmapped.
+  void commit_in(Window window, uint64_t offset, uint64_t bytes);
+  /// Frees the whole pages in [offset, offset + bytes), whose contents become zeros.
+  void release(uint64_t offset, uint64_t bytes) const;
+
   /// Bytes committed by all ranks together.
   uint64_t committed_bytes() const;
 
@@ -40,6 +47,7 @@ class MappedSlots final : public SlotMemory {
     size_t bytes = 0;
   };
   void unmap(Mapping& mapping);
+  void commit(uint64_t begin, uint64_t end) const;
   Mapping map(uint64_t offset, uint64_t bytes) const;
   std::byte* place_of(uint64_t offset, uint64_t bytes) const;
   void write_through(uint64_t offset, const char* data, uint64_t bytes) const;

@@ -12,14 +12,14 @@ namespace {
 
 /// A record, word by word. `check` is a hash of the others, which distinguishes a record from other data.
 struct SlotRecord {
-  uint64_t sequence = 0;  ///< 0: being written, or never written
-  uint64_t step = 0, owner = 0, layout = 0, common_bytes = 0, own_bytes = 0, world_size = 0;
+  uint64_t sequence = 0;  ///< 0: being written, or never was
+  uint64_t step = 0, owner = 0, layout = 0, common_bytes = 0, own_bytes = 0, world_size = 0, sliced = 0;
 
-  static constexpr int kWords = 8;
+  static constexpr int kWords = 9;
 
   uint64_t check() const {
     uint64_t value = Hash::kStart;
-    for (const uint64_t word : {sequence, step, owner, layout, common_bytes, own_bytes, world_size})
+    for (const uint64_t word : {sequence, step, owner, layout, common_bytes, own_bytes, world_size, sliced})
       value = Hash::mixed(value, word);
     return value;
   }
@@ -43,7 +43,8 @@ std::optional<SlotRecord> read_record(const SlotMemory& memory, int slot, int ra
   record.common_bytes = word(4);
   record.own_bytes = word(5);
   record.world_size = word(6);
-  if (word(7) != record.check()) return {};
+  record.sliced = word(7);
+  if (word(8) != record.check()) return {};
   return record;
 }
 
@@ -54,13 +55,14 @@ std::optional<WholeSlot> whole_slot(const SlotMemory& memory, int slot) {
   if (!first || first->world_size == 0 || first->world_size > StateMemory::kMaxRanks ||
       first->common_bytes > StateMemory::kCommonBytes)
     return {};
-  WholeSlot whole{.slot = slot, .sequence = first->sequence, .header = first->header(), .own_bytes = {}};
+  WholeSlot whole{.slot = slot, .sequence = first->sequence, .header = first->header(), .own_bytes = {}, .sliced = {}};
   for (int rank = 0; rank < static_cast<int>(first->world_size); ++rank) {
     const auto record = read_record(memory, slot, rank);
     if (!record || record->sequence != first->sequence || record->world_size != first->world_size ||
         record->header() != whole.header || record->own_bytes > StateMemory::kOwnBytes)
       return {};
     whole.own_bytes.push_back(record->own_bytes);
+    whole.sliced.push_back(record->sliced != 0);
   }
   return whole;
 }
@@ -75,7 +77,42 @@ std::vector<WholeSlot> whole_slots(const SlotMemory& memory) {
 
 namespace {
 
-/// Precedes the folder's characters. `check` is a hash of the other words and the characters.
+const HeldState* find(const std::vector<HeldState>& machine, uint64_t sequence) {
+  for (const HeldState& state : machine)
+    if (state.sequence == sequence) return &state;
+  return nullptr;
+}
+
+/// Whether the machines that hold the state have the slices of all ranks.
+bool have_all_slices(const std::vector<std::vector<HeldState>>& machines, uint64_t sequence) {
+  std::vector<bool> lacking;
+  for (const auto& machine : machines) {
+    const HeldState* state = find(machine, sequence);
+    if (state == nullptr) continue;
+    lacking.resize(state->sliced.size(), true);
+    for (size_t rank = 0; rank < lacking.size() && rank < state->sliced.size(); ++rank)
+      if (state->sliced[rank]) lacking[rank] = false;
+  }
+  return std::find(lacking.begin(), lacking.end(), true) == lacking.end();
+}
+
+}  // namespace
+
+uint64_t newest_resumable(const std::vector<std::vector<HeldState>>& machines) {
+  uint64_t on_all = 0, on_any = 0;
+  for (const auto& machine : machines)
+    for (const HeldState& state : machine) {
+      if (!have_all_slices(machines, state.sequence)) continue;
+      const auto has = [&](const auto& other) { return find(other, state.sequence) != nullptr; };
+      if (std::all_of(machines.begin(), machines.end(), has)) on_all = std::max(on_all, state.sequence);
+      on_any = std::max(on_any, state.sequence);
+    }
+  return on_all != 0 ? on_all : on_any;
+}
+
+namespace {
+
+/// In front of the folder's characters. `check` is a hash of the others and of them.
 struct Place {
   uint64_t owner = 0, size = 0, check = 0;
 };
@@ -139,16 +176,17 @@ void SlotWriter::write_own(uint64_t at, const void* data, uint64_t bytes) {
   memory_.write(StateMemory::own_at(turn_.slot, rank_) + at, data, bytes);
 }
 
-void SlotWriter::finish(const SaveHeader& header, uint64_t own_bytes) {
+void SlotWriter::finish(const SaveHeader& header, uint64_t own_bytes, bool sliced) {
   const SlotRecord record{.sequence = turn_.sequence,
                           .step = static_cast<uint64_t>(header.step),
                           .owner = header.owner,
                           .layout = header.layout,
                           .common_bytes = header.common_bytes,
                           .own_bytes = own_bytes,
-                          .world_size = static_cast<uint64_t>(world_size_)};
+                          .world_size = static_cast<uint64_t>(world_size_),
+                          .sliced = sliced ? uint64_t{1} : 0};
   const uint64_t words[] = {record.step,      record.owner,      record.layout, record.common_bytes,
-                            record.own_bytes, record.world_size, record.check()};
+                            record.own_bytes, record.world_size, record.sliced, record.check()};
   for (int i = 1; i < SlotRecord::kWords; ++i) memory_.store(word_of(turn_.slot, rank_, i), words[i - 1]);
   memory_.store(word_of(turn_.slot, rank_, 0), record.sequence);
   last_ = turn_;

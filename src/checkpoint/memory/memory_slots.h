@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -27,6 +28,21 @@ namespace lockstep {
 //
 // Each rank chooses its own range: readers need only the number of bytes, so any number of ranks can resume from a
 // slot.
+//
+// On several machines each has such a memory. Every rank has a record in each of them, written by itself on its own
+// machine and elsewhere by one rank of that machine (memory_machines.h), and 1 is an exchange between all ranks: a rank
+// that has passed it knows that all of them have finished all their records of the previous save. So the save in hand
+// goes over a slot of a machine only when the other slot is whole on every machine.
+//
+// Some storages of the image may lie in slices on the ranks, too large together for one machine. Each slice has its
+// place in the image, the same on all machines, but only its rank's machine holds it, and the next machine a copy. The
+// places of the others are holes that take no memory. In step 3 a rank also writes its slices, and those that it
+// receives from the machine before; in step 4 it writes its record behind all of them. So a slot that is whole on a
+// machine has all that this machine is to hold. Each record says whether its rank's slices are among that: `sliced`. A
+// state can be resumed if the machines on which it is whole together hold the slices of all ranks. With one copy of
+// each, on the next machine, that is so for the newest state that is whole everywhere, and stays so when any one
+// machine is lost; two that are not neighbours may be lost, too. newest_resumable() makes this choice, and the first
+// save of a start spares what it chose.
 
 /// Describes a save; equal on all ranks.
 struct SaveHeader {
@@ -42,7 +58,10 @@ struct WholeSlot {
   uint64_t sequence = 0;  ///< of the save; later ones have higher numbers
   SaveHeader header;
   std::vector<uint64_t> own_bytes;  ///< by rank
+  std::vector<bool> sliced;         ///< by rank: this memory holds its slices of the common image, if it has any
 
+  /// Whether this memory alone has the whole state.
+  bool has_all_slices() const { return std::find(sliced.begin(), sliced.end(), false) == sliced.end(); }
   int world_size() const { return static_cast<int>(own_bytes.size()); }
 };
 
@@ -55,8 +74,18 @@ struct SlotTurn {
 std::optional<WholeSlot> whole_slot(const SlotMemory& memory, int slot);
 /// All whole slots, newest first.
 std::vector<WholeSlot> whole_slots(const SlotMemory& memory);
-/// Records the absolute path of the folder on disk for the checkpoints of `owner`. A path that is too long is not
-/// recorded.
+
+/// A state that is whole on a machine.
+struct HeldState {
+  uint64_t sequence = 0;
+  std::vector<bool> sliced;  ///< as in the WholeSlot
+};
+/// The sequence of the state to resume from these machines: the newest that is whole on all of them; if there is none,
+/// the newest on any. Its slices are all on the machines that hold it. 0: there is none.
+uint64_t newest_resumable(const std::vector<std::vector<HeldState>>& machines);
+
+/// Records the place on disk of `owner`'s states: the absolute path of a folder of checkpoints. A path that is too long
+/// is not recorded.
 /// REQUIRES: one rank per machine calls it, before the first save of a start.
 void note_place(SlotMemory& memory, uint64_t owner, const std::string& folder);
 /// The folder recorded for this owner; empty if none.
@@ -71,7 +100,9 @@ class SlotWriter {
   SlotWriter(SlotMemory& memory, int rank, int world_size, SlotTurn first)
       : memory_(memory), rank_(rank), world_size_(world_size), turn_(first) {}
 
-  /// A rank whose part of the last save is unfinished; -1 if none, and begin() may be called.
+  /// Where the save in hand, or the next one, goes.
+  int slot() const { return turn_.slot; }
+  /// A rank whose part of the last save is unfinished; -1 if there is none, and begin() may be called.
   int unfinished_rank() const;
 
   /// Begins a save: the slot is no longer whole.
@@ -79,8 +110,8 @@ class SlotWriter {
   /// Called between begin() and finish(), in any order.
   void write_common(uint64_t at, const void* data, uint64_t bytes);
   void write_own(uint64_t at, const void* data, uint64_t bytes);
-  /// Finishes this rank's part.
-  void finish(const SaveHeader& header, uint64_t own_bytes);
+  /// Finishes this rank's part. `sliced`: this memory has its slices of the common image, or it has none anywhere.
+  void finish(const SaveHeader& header, uint64_t own_bytes, bool sliced = true);
 
  private:
   SlotMemory& memory_;

@@ -24,7 +24,7 @@ using shm::Dropped;
 using What = shm::Dropped::What;
 
 constexpr int kWriters = 2, kReader = 2;
-constexpr uint64_t kWords = 8;  // of a record
+constexpr uint64_t kWords = 9;  // of a record
 constexpr uint64_t kCells = 4;  // of the common image, of 8 bytes each
 constexpr int64_t kBefore = 2;  // saves that lie in the memory when ranks start
 constexpr int64_t kSaves = 4;

@@ -1,0 +1,113 @@
+"""A fully sharded training whose state lies in slices in the launchers' memory: a run that gives up, and a machine that is lost for good."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+from support import BIN, LOCKSTEP, environment, main, marked_processes
+
+
+class FullyShardedMemory(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="lockstep_test_")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.mark = f"LOCKSTEP_TEST_MARK={self.folder}"
+        with open("/usr/share/common-licenses/GPL-3", "rb") as whole, open(self.path("text"), "wb") as part:
+            part.write(whole.read(6000))
+
+    def path(self, *names):
+        return os.path.join(self.folder, *names)
+
+    def start(self, run, states, *launcher):
+        """A training that saves each epoch to disk, and each step to memory."""
+        command = [LOCKSTEP, "run", *launcher, "--run-dir", self.path(run), "--", os.path.join(BIN, "gpt_text"), "--fully-sharded", "--memory-every", "1",
+                   "--text", self.path("text"), "--epochs", "4", "--width", "32", "--heads", "2", "--layers", "3", "--block-length", "32", "--generate", "1",
+                   "--folder", self.path(states), "--json", self.path(run + ".json")]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                   env=environment(OMP_NUM_THREADS="1", LOCKSTEP_TEST_MARK=self.folder))
+        self.addCleanup(lambda: process.poll() is None and process.kill())
+        return process
+
+    def end(self, process, code):
+        errors = process.communicate(timeout=200)[1]
+        self.assertEqual(process.returncode, code, errors)
+        self.assertEqual(marked_processes(self.mark), {})
+        return errors
+
+    def hash(self, run):
+        with open(self.path(run + ".json")) as file:
+            return json.load(file)["parameters_hash"]
+
+    def starts(self, run):
+        with open(self.path(run, "starts.jsonl")) as file:
+            return [json.loads(line) for line in file]
+
+    def wait_for_epoch(self, run, epoch):
+        """Until some steps have followed it."""
+        deadline = time.monotonic() + 100
+        while True:
+            try:
+                with open(self.path(run, "rank_0.log")) as file:
+                    if f"epoch {epoch}/4  loss" in file.read():
+                        break
+            except FileNotFoundError:
+                pass
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+        time.sleep(0.3)
+
+    def kill_a_rank(self):
+        os.kill(max(pid for pid, rank in marked_processes(self.mark).items() if rank is not None), signal.SIGKILL)
+
+    @staticmethod
+    def placed(machines):
+        return ("--hosts", machines, "--launch-command", "env LOCKSTEP_MACHINE={host}") if ":" in machines else ("-n", machines)
+
+    def give_up(self, machines):
+        """What is said at the end of a run that gives up; the next one ends with the bits of an undisturbed one."""
+        straight = self.start("straight" + machines, "straight_states" + machines, *self.placed(machines))
+        self.end(straight, 0)
+        process = self.start("first" + machines, "states" + machines, *self.placed(machines))
+        self.wait_for_epoch("first" + machines, 2)
+        self.kill_a_rank()
+        said = self.end(process, 41)
+        self.end(self.start("next" + machines, "states" + machines, *self.placed(machines)), 0)
+        self.assertEqual(self.hash("next" + machines), self.hash("straight" + machines))
+        return said
+
+    def test_a_run_that_gives_up_writes_the_state_to_disk(self):
+        for machines in ("2", "a:2,b:2"):
+            with self.subTest(machines=machines):
+                self.assertIn("written from the launcher's memory now", self.give_up(machines))
+                start = self.starts("first" + machines)[0]
+                self.assertLessEqual(start["first_step"] + start["steps"] - self.starts("next" + machines)[0]["first_step"], 1)
+
+    def test_where_no_machine_can_it_says_so(self):
+        said = self.give_up("a:1,b:1,c:1,d:1")
+        self.assertRegex(said, r"holds the slices of ranks \d, \d alone, of 4, and a checkpoint is written by one machine. The next run resumes the newest on disk")
+
+    def test_a_machine_that_is_lost_for_good_costs_one_step(self):
+        process = self.start("lost", "states", *self.placed("a:2,b:2"), "--elastic", "2:4", "--max-restarts", "1")
+        self.wait_for_epoch("lost", 1)
+        agents = []
+        for pid in marked_processes(self.mark):
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().decode().split("\0")
+            if words[1:2] == ["agent"] and words[words.index("--node") + 1] == "1":
+                agents.append(pid)
+        os.kill(min(agents), signal.SIGKILL)
+        said = self.end(process, 0)
+        self.assertIn("a machine is gone; its 2 ranks are left out", said)
+        before, after = self.starts("lost")
+        self.assertEqual((before["ranks"], after["ranks"]), (4, 2))
+        self.assertGreater(after["first_step"], 0)
+        self.assertLessEqual(before["first_step"] + before["steps"] - after["first_step"], 1, "more than one step was lost")
+
+
+if __name__ == "__main__":
+    main()
