@@ -21,11 +21,11 @@
 namespace lockstep {
 namespace {
 
-constexpr const char* kThreads = "/proc/self/task";
+constexpr const char* kThreadFolder = "/proc/self/task";
 
 /// The threads of this process; none if they cannot be read.
 std::optional<std::set<pid_t>> all_threads() {
-  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(kThreads), ::closedir);
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(kThreadFolder), ::closedir);
   if (!folder) return std::nullopt;
   std::set<pid_t> threads;
   while (const dirent* entry = ::readdir(folder.get())) {
@@ -36,7 +36,7 @@ std::optional<std::set<pid_t>> all_threads() {
   return threads;
 }
 
-struct Known {
+struct LibraryThreads {
   Mutex mutex;
   unsigned generation LOCKSTEP_GUARDED_BY(mutex) = fork_generation();
   std::set<pid_t> threads LOCKSTEP_GUARDED_BY(mutex);
@@ -48,16 +48,16 @@ struct Known {
   }
 };
 
-Known& known() {
-  static Known* known = new Known;  // never freed: the last thread may end after main()
-  return *known;
+LibraryThreads& library_threads() {
+  static auto* const kThreads = new LibraryThreads;  // never freed: the last thread may end after main()
+  return *kThreads;
 }
 
 /// Whether the thread waits in a futex without a time limit: only another thread of the process can wake it.
 /// A thread that has ended counts as waiting.
 bool waits_to_be_woken(pid_t thread) {
   errno = 0;
-  std::ifstream file(std::string(kThreads) + '/' + std::to_string(thread) + "/syscall");
+  std::ifstream file(std::string(kThreadFolder) + '/' + std::to_string(thread) + "/syscall");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   if (text.empty()) return errno == ENOENT || errno == ESRCH;
   std::istringstream words(text);  // "202 address operation value time-limit ..."; "running"
@@ -74,9 +74,9 @@ bool waits_to_be_woken(pid_t thread) {
 std::thread library_thread(std::function<void()> body) {
   return std::thread([body = std::move(body)] {
     const auto own = static_cast<pid_t>(thread_number());
-    known().change([own](std::set<pid_t>& threads) { threads.insert(own); });
+    library_threads().change([own](std::set<pid_t>& threads) { threads.insert(own); });
     body();
-    known().change([own](std::set<pid_t>& threads) { threads.erase(own); });
+    library_threads().change([own](std::set<pid_t>& threads) { threads.erase(own); });
   });
 }
 
@@ -85,7 +85,7 @@ AdoptsNewThreads::AdoptsNewThreads() : before_(all_threads().value_or(std::set<p
 AdoptsNewThreads::~AdoptsNewThreads() {
   if (before_.empty()) return;  // they could not be read
   const std::set<pid_t> now = all_threads().value_or(before_);
-  known().change([&](std::set<pid_t>& threads) {
+  library_threads().change([&](std::set<pid_t>& threads) {
     std::erase_if(threads, [&](pid_t thread) { return !now.contains(thread); });
     for (const pid_t thread : now)
       if (!before_.contains(thread)) threads.insert(thread);
@@ -96,7 +96,7 @@ bool another_thread_may_act(uint64_t caller) {
   const auto threads = all_threads();
   if (!threads) return true;
   std::set<pid_t> ours;
-  known().change([&](std::set<pid_t>& known) { ours = known; });
+  library_threads().change([&](std::set<pid_t>& threads_now) { ours = threads_now; });
   for (const pid_t thread : *threads)
     if (thread != static_cast<pid_t>(caller) && !ours.contains(thread) && !waits_to_be_woken(thread)) return true;
   return false;
