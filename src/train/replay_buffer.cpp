@@ -87,6 +87,8 @@ void ReplayBuffer::add(const NamedTensors& samples) {
     TORCH_CHECK(rows.defined() && rows.dim() > 0, "ReplayBuffer::add: `", name, "` has no first dimension of samples");
     TORCH_CHECK(kind_of(rows) == kind_of(*column), "ReplayBuffer::add: samples of `", name, "` are ", kind_of(rows),
                 ", but the column's are ", kind_of(*column));
+    TORCH_CHECK(rows.device() == column->device(), "ReplayBuffer::add: samples of `", name, "` are on ", rows.device(),
+                ", but the column is on ", column->device());
     TORCH_CHECK(count < 0 || rows.size(0) == count, "ReplayBuffer::add: `", name, "` has ", rows.size(0),
                 " samples, and `", samples.front().first, "` has ", count);
     count = rows.size(0);

@@ -166,6 +166,10 @@ TEST_F(ReplayBufferTest, SaysWhatIsWrongAndChangesNothing) {
            buffer_.add({{"number", at::arange(3)}, {"place", at::zeros({3, 3})}});
          }),
          "are Float [3], but the column's are Float [2]");
+  expect(said_by([&] {
+           buffer_.add({{"number", at::arange(3)}, {"place", at::zeros({3, 2}, at::kMeta)}});
+         }),
+         "samples of `place` are on meta, but the column is on cpu");
   expect(said_by([&] { buffer_.add({{"number", at::ones({3})}, {"place", at::zeros({3, 2})}}); }), "Float []");
   expect(said_by([&] { buffer_.add({{"number", at::Tensor()}, {"place", at::zeros({3, 2})}}); }), "first dimension");
   for (const NamedTensors& wrong :
