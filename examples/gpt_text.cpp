@@ -54,6 +54,7 @@ struct Options {
   int sync_every = 0;  ///< 0: gradients are reduced over all machines in every step
   int fragments = 1, overlap = 0;
   lockstep::Wire wire = lockstep::Wire::kFloat32;
+  double outer_lr = 0.7, outer_momentum = 0.9;
   std::string json;
   std::string estimate;
 };
@@ -288,7 +289,9 @@ void run(const Options& options, const lockstep::Context& context) {
                             {.sync_every = options.sync_every,
                              .fragments = options.fragments,
                              .overlap_steps = options.overlap,
-                             .wire = options.wire});
+                             .wire = options.wire,
+                             .outer_lr = options.outer_lr,
+                             .outer_momentum = options.outer_momentum});
     train(options, context, net, model, machine, &diloco);
   } else {
     lockstep::DistributedDataParallel model(net, context);
@@ -313,6 +316,12 @@ void add_machine_options(CLI::App& app, Options& options, CLI::Option* sharded) 
                                                     {"int4", lockstep::Wire::kInt4}};
   app.add_option("--wire", options.wire, "How numbers travel between machines: fp32 (default), bf16, int8 or int4")
       ->transform(CLI::CheckedTransformer(wires))
+      ->needs(every);
+  app.add_option("--outer-lr", options.outer_lr, "Learning rate of the synchronisations")
+      ->capture_default_str()
+      ->needs(every);
+  app.add_option("--outer-momentum", options.outer_momentum, "Nesterov momentum of the synchronisations")
+      ->capture_default_str()
       ->needs(every);
 }
 

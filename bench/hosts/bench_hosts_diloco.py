@@ -34,10 +34,11 @@ class Trainings:
                    for name in self.machines.names)
 
     def train(self, system, every, *options):
-        """The figures of gpt_text, and what was sent. `system`: DDP, or a wire, with :fragments:overlap after it."""
+        """The figures of gpt_text, and what was sent. `system`: DDP, or WIRE:FRAGMENTS:OVERLAP:OUTER_LR:OUTER_MOMENTUM, of which
+        the last may be left out."""
         if system != DDP:
-            wire, fragments, overlap = (system.split(":") + ["1", "0"])[:3] if ":" in system else (system, "1", "0")
-            options = (*options, "--sync-every", every, "--wire", wire, "--fragments", fragments, "--overlap", overlap)
+            names = ("--wire", "--fragments", "--overlap", "--outer-lr", "--outer-momentum")
+            options = (*options, "--sync-every", every, *(part for pair in zip(names, system.split(":")) for part in pair))
         self.port += 1
         before = self.sent()
         with tempfile.TemporaryDirectory() as folder:
@@ -80,7 +81,7 @@ def measure_bytes(trainings, options):
             told = [one.get("bytes_between_machines") for one in figures]
             own = f"{(told[1] - told[0]) / count:12.0f}" if told[0] is not None else " " * 12
             ratio = f"1/{per_step[DDP] / per_step[system]:.0f}" if DDP in per_step else ""
-            print(f"{system:12} {per_step[system]:12.0f} bytes a step on the interfaces, {own} by stats()  {ratio}", flush=True)
+            print(f"{system:18} {per_step[system]:12.0f} bytes a step on the interfaces, {own} by stats()  {ratio}", flush=True)
 
 
 def measure_loss(trainings, options):
@@ -91,7 +92,7 @@ def measure_loss(trainings, options):
                                          "--layers", options.layers)
             losses[system] = figures["validation_loss"]
             ratio = f"{losses[system] / losses[DDP]:.4f}" if DDP in losses else ""
-            print(f"seed {seed} {system:12} {figures['steps']} steps, {figures['seconds']:.1f} s, validation loss {losses[system]:.4f}  {ratio}",
+            print(f"seed {seed} {system:18} {figures['steps']} steps, {figures['seconds']:.1f} s, validation loss {losses[system]:.4f}  {ratio}",
                   flush=True)
 
 
@@ -99,7 +100,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("bytes", "loss"))
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 1], help="on each machine")
-    parser.add_argument("--systems", nargs="+", default=[DDP, "fp32", "bf16", "int8", "int4"], help="ddp, or WIRE[:FRAGMENTS:OVERLAP]")
+    parser.add_argument("--systems", nargs="+", default=[DDP, "fp32", "bf16", "int8", "int4"], help="ddp, or WIRE[:FRAGMENTS[:OVERLAP[:OUTER_LR[:OUTER_MOMENTUM]]]]")
     parser.add_argument("--every", type=int, default=100, help="steps between two synchronisations")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--epochs", type=int, default=8)
