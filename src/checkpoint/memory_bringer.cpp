@@ -132,7 +132,7 @@ at::Tensor Bringer::place_of(const ByteRange& range) const {
 
 /// Reads what this machine has, and returns the rest. `held`: by rank, a digit for each rank that saved.
 std::vector<SliceRequest> Bringer::read_here(const std::vector<ByteRange>& ranges,
-                                        const std::vector<std::string>& held) const {
+                                             const std::vector<std::string>& held) const {
   std::vector<SliceRequest> requests;
   for (const auto& [range, holder] : divided(ranges, open_.slices)) {
     const auto saved = static_cast<size_t>(std::max(holder, 0));

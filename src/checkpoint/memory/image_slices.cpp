@@ -64,10 +64,9 @@ std::vector<ByteRange> ImageSlices::of_rank(int rank) const {
 uint64_t ImageSlices::bytes_of_rank(int rank) const { return bytes_in(of_rank(rank)); }
 
 bool ImageSlices::is_divided_like(const ImageSlices& other) const {
-  return std::equal(storages_.begin(), storages_.end(), other.storages_.begin(), other.storages_.end(),
-                    [](const Storage& a, const Storage& b) {
-                      return a.slice_bytes == b.slice_bytes && a.holders == b.holders;
-                    });
+  return std::equal(
+      storages_.begin(), storages_.end(), other.storages_.begin(), other.storages_.end(),
+      [](const Storage& a, const Storage& b) { return a.slice_bytes == b.slice_bytes && a.holders == b.holders; });
 }
 
 std::string ImageSlices::encode() const {
