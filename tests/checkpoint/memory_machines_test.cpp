@@ -11,9 +11,11 @@
 
 #include "base/error.h"
 #include "base/state_memory.h"
+#include "checkpoint/checkpoint_part.h"
 #include "checkpoint/memory/mapped_slots.h"
 #include "checkpoint/memory/slot_source.h"
 #include "checkpoint/object_reader.h"
+#include "checkpoint/packed_object.h"
 #include "support/ranks.h"
 
 // Machines are letters here: each has memory of its own, whatever machine the ranks really run on.
@@ -43,6 +45,12 @@ std::string own_text(int64_t step, int rank) {
   return "step " + std::to_string(step) + " of rank " + std::to_string(rank) + longer;
 }
 
+c10::IValue own_object(int64_t step, int rank) {
+  c10::impl::GenericDict object = new_dict();
+  object.insert("text", own_text(step, rank));
+  return object;
+}
+
 std::string read(const SlotMemory& memory, uint64_t offset, uint64_t bytes) {
   std::string text(bytes, '\0');
   memory.read(offset, text.data(), bytes);
@@ -70,7 +78,7 @@ void save_as_the_tier_does(const Group& group, SlotMemory& memory, MemoryMachine
   SlotWriter writer(memory, group.rank(), group.world_size(), turn);
   machines.begin_keeping(memory, turn);
   for (int64_t step = first_step; step < first_step + saves; ++step) {
-    const ObjectWriter own(c10::IValue(own_text(step, group.rank())));
+    const ObjectWriter own(own_object(step, group.rank()));
     machines.exchange(group, own, kLayout);
     if (!machines.several()) group.barrier();  // the tier waits for the records of the last save
     EXPECT_EQ(writer.unfinished_rank(), -1) << "all have done with the save before";
@@ -107,7 +115,7 @@ void expect_whole(const SlotMemory& memory, const WholeSlot& slot, int64_t step,
   for (int rank = 0; rank < ranks; ++rank) {
     const SlotSource source("own", memory, StateMemory::own_at(slot.slot, rank),
                             slot.own_bytes[static_cast<size_t>(rank)]);
-    EXPECT_EQ(ObjectReader(source).object().toStringRef(), own_text(step, rank));
+    EXPECT_EQ(ObjectReader(source).object().toGenericDict().at("text").toStringRef(), own_text(step, rank));
   }
 }
 
@@ -123,6 +131,28 @@ TEST(MemoryMachines, EachKnowsItsPlace) {
   EXPECT_EQ(last.rank_here(), 2);
   EXPECT_FALSE(alone.several());
   EXPECT_FALSE(alone.leads());
+}
+
+TEST(MemoryMachines, SlicesAreOnTheNextMachineToo) {
+  for (const std::string world : {"ab", "aabb", "abb", "aab", "abc", "aabbcc", "abbc"}) {
+    const std::vector<int> first = first_ranks(world);
+    const int ranks = static_cast<int>(world.size());
+    std::vector<int> received(world.size(), 0);
+    for (int on = 0; on < ranks; ++on) {
+      const MemoryMachines machines(first, on);
+      for (const int source : machines.sources()) {
+        ++received[static_cast<size_t>(source)];
+        EXPECT_TRUE(machines.holds_slices(on, source)) << world;
+        EXPECT_NE(world[static_cast<size_t>(on)], world[static_cast<size_t>(source)]) << world;
+      }
+      for (int rank = 0; rank < ranks; ++rank) {
+        const auto here = world[static_cast<size_t>(on)] - 'a', there = world[static_cast<size_t>(rank)] - 'a';
+        const int count = world.back() - 'a' + 1;
+        EXPECT_EQ(machines.holds_slices(on, rank), here == there || here == (there + 1) % count) << world;
+      }
+    }
+    EXPECT_EQ(received, std::vector<int>(world.size(), 1)) << world << ": each rank sends to one";
+  }
 }
 
 TEST(MemoryMachines, EachMachineHoldsTheStateOfAllRanks) {
@@ -168,7 +198,7 @@ void put(SlotMemory& memory, int ranks, int slot, uint64_t sequence) {
     SlotWriter writer(memory, rank, ranks, {.slot = slot, .sequence = sequence});
     writer.begin();
     if (rank == 0) writer.write_common(0, common_image(step, kCommonBytes).data(), kCommonBytes);
-    const std::string own = own_text(step, rank);
+    const std::string own = packed(own_object(step, rank));
     writer.write_own(0, own.data(), own.size());
     writer.finish({.step = step, .owner = kOwner, .layout = kLayout, .common_bytes = kCommonBytes}, own.size());
   }
@@ -206,7 +236,7 @@ void expect_newest(const std::vector<Held>& held, uint64_t expected) {
     EXPECT_EQ(read(memory, StateMemory::common_at(found->slot), kCommonBytes), common_image(step, kCommonBytes));
     for (int rank = 0; rank < context.world_size(); ++rank)
       EXPECT_EQ(read(memory, StateMemory::own_at(found->slot, rank), here->own_bytes[static_cast<size_t>(rank)]),
-                own_text(step, rank));
+                packed(own_object(step, rank)));
   });
 }
 

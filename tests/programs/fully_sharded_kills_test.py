@@ -120,6 +120,8 @@ class InMemory(Kills):
         return found
 
     def check_starts(self, name):
+        if not os.path.exists(self.path(name, "starts.jsonl")):
+            return  # nothing was started again: it was too late, or a guard of an agent
         with open(self.path(name, "starts.jsonl")) as file:
             starts = [json.loads(line) for line in file]
         for before, after in zip(starts, starts[1:]):
