@@ -155,8 +155,7 @@ class CallAgreement {
   }
 
  private:
-  double word_of(int rank, Word word) const { return rows_[rank][word].item<double>(); }
-  /// Also compares NaN.
+  double word_of(int rank, Word word) const { return rows_.const_data_ptr<double>()[rank * rows_.size(1) + word]; }
   std::string text_of(int rank, Word word) const {
     const double value = word_of(rank, word);
     constexpr double kExact = 1LL << 53;
@@ -164,9 +163,12 @@ class CallAgreement {
     return whole ? decimal(static_cast<int64_t>(value)) : decimal(value);
   }
   std::vector<int> that_differ(Word word, int from) const {
+    const double expected = word_of(from, word);
     std::vector<int> ranks;
-    for (int rank = 0; rank < rows_.size(0); ++rank)
-      if (text_of(rank, word) != text_of(from, word)) ranks.push_back(rank);
+    for (int rank = 0; rank < rows_.size(0); ++rank) {
+      const double value = word_of(rank, word);
+      if (value != expected && !(std::isnan(value) && std::isnan(expected))) ranks.push_back(rank);
+    }
     return ranks;
   }
   void refuse_different(Word word, const std::string& what, const std::string& before,
