@@ -13,7 +13,7 @@ all: build
 
 help:
 	@echo "make train [RANKS=2] [EPOCHS=4]  train a small network on Fashion-MNIST"
-	@echo "make build                       the release build: the library, the commands and the examples, in build/bin"
+	@echo "make build                       the release build: the library, the commands and all examples, in build/bin, in minutes"
 	@echo "make test                        builds and runs every test, in minutes"
 	@echo "make test-thorough               the long counts after it: kills, fuzzers, PyTorch's own suite, the benches"
 	@echo "make test-nightly                all with the longest counts, and under sanitizers"

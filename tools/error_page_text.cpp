@@ -113,7 +113,15 @@ bool has_all(const std::string& text, const std::vector<std::string>& words) {
                      [&](const std::string& word) { return lower.find(word) != std::string::npos; });
 }
 
-/// The number of letters of a quoted message, with ... for anything, found in `text`; 0: it is another message.
+/// The number of letters at the end of `text`, from `at` on, with which `part` begins: a message that was cut off.
+size_t letters_at_end(const std::string& part, const std::string& text, size_t at) {
+  for (size_t letters = std::min(part.size(), text.size() - at); letters >= kFewestLettersOfMessage; --letters)
+    if (text.ends_with(part.substr(0, letters))) return letters;
+  return 0;
+}
+
+/// The number of letters of a quoted message, with ... for anything, found in `text`, which may end before the message
+/// does; 0: it is another message.
 size_t letters_of(const std::string& message, const std::string& text) {
   size_t letters = 0, at = 0;
   for (size_t begin = 0; begin <= message.size();) {
@@ -121,9 +129,12 @@ size_t letters_of(const std::string& message, const std::string& text) {
     std::string part = message.substr(begin, end - begin);
     part.erase(0, std::min(part.find_first_not_of(' '), part.size()));
     while (!part.empty() && part.back() == ' ') part.pop_back();
-    at = text.find(part, at);
-    if (at == std::string::npos) return 0;
-    at += part.size();
+    const size_t found = text.find(part, at);
+    if (found == std::string::npos) {
+      const size_t cut_off = letters_at_end(part, text, at);
+      return cut_off == 0 ? 0 : letters + cut_off;
+    }
+    at = found + part.size();
     letters += part.size();
     begin = end + 3;
   }

@@ -28,21 +28,23 @@ struct RunningStatisticsOptions {
 ///
 /// Batches are merged as by Chan, Golub and LeVeque ("Updating Formulae and a Pairwise Algorithm for Computing Sample
 /// Variances", 1979), in double and in rank order, so every rank has the same bits, which equal one process's to
-/// rounding.
+/// rounding. Every rank must make its RunningStatistics of one shape in the same order; a clone counts as its original.
 class RunningStatisticsImpl : public torch::nn::Cloneable<RunningStatisticsImpl> {
  public:
   /// `shape` is the shape of a sample. TORCH_CHECK fails for an epsilon or a limit that is negative or not finite.
   explicit RunningStatisticsImpl(std::vector<int64_t> shape, RunningStatisticsOptions options = {});
   void reset() override;
 
-  /// Adds [n, shape...] samples of each rank; n may be 0, and may differ by rank. Every rank of `group` must call it.
-  /// Sends one message of 16 bytes for each number of a sample. Throws Error on all ranks, and changes nothing, if a
-  /// rank's samples have another shape or contain infinity or NaN.
+  /// Adds [n, shape...] real numbers of each rank, of at most 1e140; n may be 0, and may differ by rank. Every rank of
+  /// `group` must call it. Sends one message: 16 bytes for each number of a sample, and 56. Throws Error on all ranks,
+  /// which names ranks, and changes nothing, if a rank's samples have another shape, are complex or contain infinity,
+  /// NaN or a number beyond 1e140, or if the ranks' options, samples so far (count, mean and variance) or order of
+  /// calls differ.
   void update(const at::Tensor& samples, const Group& group);
-  /// (x - mean) / sqrt(variance + epsilon), within the limit. x: [..., shape...]. Returns the same shape and dtype.
-  /// Does not communicate.
+  /// (x - mean) / sqrt(variance + epsilon), within the limit. x: [..., shape...], real; TORCH_CHECK fails for others.
+  /// Returns the same shape and dtype; of integers and bool, the default dtype. Does not communicate.
   at::Tensor forward(const at::Tensor& x) const;
-  /// The inverse of forward(), without the limit. Does not communicate.
+  /// The inverse of forward(), without the limit; takes and returns what forward() does. Does not communicate.
   at::Tensor denormalized(const at::Tensor& x) const;
 
   /// Double, of `shape`; zeros and ones before the first sample. The variance is that of the population. Does not
@@ -53,6 +55,7 @@ class RunningStatisticsImpl : public torch::nn::Cloneable<RunningStatisticsImpl>
 
  private:
   std::vector<int64_t> shape_;
+  int64_t number_;  ///< of those of this shape that this process has made
   RunningStatisticsOptions options_;
   at::Tensor mean_, squares_, count_;  ///< squares: the sum of squared differences from the mean
 };
@@ -60,7 +63,9 @@ TORCH_MODULE(RunningStatistics);
 
 /// (values - mean) / (deviation + epsilon), with the mean and the sample deviation of all ranks' values together, as
 /// for the advantages of a batch. Returns the shape and dtype of `values`, which may be empty or differ in size by
-/// rank. Every rank of `group` must call it. Throws Error on all ranks if a rank has infinity or NaN.
+/// rank; of integers and bool, the default dtype. Every rank of `group` must call it. Throws Error on all ranks, which
+/// names ranks, if a rank has an undefined or complex tensor, infinity, NaN, a number beyond 1e140, or another epsilon.
+/// TORCH_CHECK fails for an epsilon that is negative or not finite.
 at::Tensor standardize(const at::Tensor& values, const Group& group, double epsilon = 1e-8);
 
 }  // namespace lockstep

@@ -201,7 +201,10 @@ double ShardedStep::clip_grad_norm(double max_norm, double type) {
   const at::NoGradGuard no_grad;
   if (model_.join.shadowing) return norm_;
   const std::string problem = trouble();
-  sum_.settle(Reducer::Share::kGradients);
+  {
+    const OperationLabel label(kClipGradNorm);
+    sum_.settle(Reducer::Share::kGradients);
+  }
   clip(agree({StepAction::kClip, max_norm, type}, problem, {}));
   return norm_;
 }

@@ -129,13 +129,15 @@ std::vector<float> DeferredReduction::tell_all_ranks(Settlement& settlement, con
   const auto start = Clock::now();
   for (size_t b = 0; timeline && b < parts_.buckets.size(); ++b) timeline->sent(b);
   if (timeline) timeline->waits();
-  const OperationLabel label("what the ranks tell each other before an optimizer's step");
+  const bool clips = OperationLabel::current() == kClipGradNorm;
+  const OperationLabel label(clips ? kClipGradNorm : "what the ranks tell each other before an optimizer's step");
   try {
     group.all_reduce(told);
   } catch (const Error& error) {
     if (!group.is_open()) throw;
-    throw Error(std::string("an optimizer's step could not begin: ") + error.what() +
-                "\nEvery rank must take the same number of steps; " +
+    throw Error(std::string(clips ? "clip_grad_norm()" : "an optimizer's step") + " could not begin: " + error.what() +
+                (clips ? "\nEvery rank must call clip_grad_norm() before the same steps, and take as many steps; "
+                       : "\nEvery rank must take the same number of steps; ") +
                 advice_on_numbers(parts_.message.facts().joining) + " (this was step " +
                 std::to_string(parts_.message.reductions() + 1) + " of this rank).");
   }

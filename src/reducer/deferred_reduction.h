@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -17,6 +18,9 @@ struct Settlement {
   double factor = 1;
   bool is_void = false;  ///< the step must not change anything, but end_step() must still be called
 };
+
+/// The label of a thread that calls settle() to limit the norm; its errors and those of other ranks then name the call.
+inline constexpr std::string_view kClipGradNorm = "clip_grad_norm()";
 
 /// Backward only fills the buckets; an optimizer sums them in its step:
 ///

@@ -375,6 +375,13 @@ const Programs& programs_that_step() {
            adamw.add_param_group(OptimizerParamGroup(extra->parameters()));
          });
        }},
+      {"clip_on_one_rank_alone",
+       [](Wrong& w) {
+         const AdamW adamw = w.optimizer();
+         w.backward();
+         if (w.odd) w.model.clip_grad_norm(1);
+         w.context.group().barrier();
+       }},
       {"step_on_one_rank_alone",
        [](Wrong& w) {
          const AdamW adamw = w.optimizer();

@@ -63,6 +63,15 @@ class Setup(unittest.TestCase):
         self.assertFalse(self.is_there("compiled"), "it compiled the launcher first")
         self.assertLess(seconds, 60, "137 s before; the larger part of these is the making of .venv")
 
+    def test_a_download_is_said_to_take_minutes(self):
+        python = os.path.join(self.folder, ".venv/bin/python")
+        os.makedirs(os.path.dirname(python))
+        with open(python, "w", encoding="utf-8") as file:
+            file.write('#!/bin/sh\n[ "$1" = -m ]\n')  # pip finds and installs what it is asked for; nothing imports torch
+        os.chmod(python, 0o755)
+        done, _ = self.setup_here({"dpkg-query": ALL_INSTALLED, "cmake": MARK})
+        self.assertRegex(done.stderr, r"(?m)^setup: installing torch 2\S+ into \.venv \(hundreds of megabytes, so this takes minutes")
+
     def test_what_torch_dir_says_is_done(self):
         torch = os.path.join(self.folder, "libtorch")
         os.makedirs(os.path.join(torch, "share/cmake/Torch"))

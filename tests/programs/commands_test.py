@@ -60,6 +60,16 @@ class Explain(unittest.TestCase):
         self.assertIn('see "Ranks disagree on an operation"', said)
         self.assertIn("\nRanks disagree on an operation\n\n  > ", said)
         self.assertIn("The ranks called different collectives", said)
+        self.assertIn('of ranks that wait for each other, "Groups used in different orders"', " ".join(said.split()))
+        self.assertIn("\nGroups used in different orders\n\n  > ", said)
+        self.assertIn("Each of these ranks waits in a group", said)
+
+    def test_a_message_that_is_cut_off_finds_its_section(self):
+        whole = "the ranks wait for each other, so none can go on: rank 0 in all_reduce #3 in the group of all ranks"
+        for message in (whole, whole.partition(":")[0], whole.partition(", so")[0]):
+            self.assertEqual(self.explained(message).splitlines()[0], "Groups used in different orders", message)
+        self.assertEqual(self.explained("the ranks of a FullyShardedDataParallel wait for each other, so none can go on").splitlines()[0],
+                         "A fully sharded model's ranks wait for each other")
 
     def test_codes_of_signals(self):
         self.assertIn("128 + 2, ended by SIGINT", self.explained("130"))

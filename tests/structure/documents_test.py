@@ -97,6 +97,17 @@ class Documents(unittest.TestCase):
             self.assertEqual(len(re.findall(rf"\*\*{word}\*\*", re.sub(r"\s+", " ", explained))), 1, word)
         self.assertLessEqual(len(read("README.md").splitlines()), 120)
 
+    def test_readme_installs_beside_the_clone_and_then_the_shell_finds_the_commands(self):
+        readme = read("README.md")
+        clone, = re.findall(r"(?m)^git clone URL (\S+) ", readme)
+        block, = re.findall(r"(?m)^```sh\n([^`]*--prefix[^`]*)^```", readme)
+        prefix, = re.findall(r'--prefix "\$HOME/(\S+)"', block)
+        self.assertNotEqual(prefix, clone, "who clones in the home folder would install into the sources")
+        self.assertEqual(re.findall(r'CMAKE_PREFIX_PATH="\$HOME/(\S+)"', block), [prefix])
+        before, _, after = block.partition(f'\nexport PATH="$HOME/{prefix}/bin:$PATH"\n')
+        self.assertNotRegex(before, r"(?m)^lockstep ")
+        self.assertRegex(after, r"(?m)^lockstep run ")
+
     def test_a_length_of_the_tour_is_told_in_one_way(self):
         told = {}
         for name in ["README.md", "tools/tour_command.cpp", *DOCUMENTS]:
