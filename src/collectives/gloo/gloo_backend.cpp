@@ -20,6 +20,7 @@
 #include "collectives/gloo/blocked_sigpipe.h"
 #include "collectives/gloo/flight_recorder.h"
 #include "collectives/gloo/messages.h"
+#include "collectives/gloo/pending_works.h"
 #include "collectives/gloo/tree_reduction.h"
 #include "collectives/gloo/uneven_exchange.h"
 #include "collectives/gloo/watched_work.h"
@@ -88,7 +89,10 @@ std::vector<at::Tensor> bytes_of_all(const std::vector<at::Tensor>& dense) {
   return bytes;
 }
 
-class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible, public LeavesWord {
+class GlooBackend final : public c10d::ProcessGroupGloo,
+                          public Interruptible,
+                          public FinishesPending,
+                          public LeavesWord {
   using Work = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
   using Kind = shm::OperationKind;
@@ -100,7 +104,11 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible, p
       : ProcessGroupGloo(store, rank, world_size, std::move(options)),
         recorder_(std::move(recorder)),
         messages_(std::move(messages)) {}
-  ~GlooBackend() override { messages_->stop(); }
+  /// Before the connections close, so that the others learn why they do.
+  ~GlooBackend() override {
+    leave_word();
+    messages_->stop();
+  }
 
   Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     const at::Tensor& tensor = tensors.at(0);
@@ -196,7 +204,12 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible, p
     recorder_->interrupt(why);
     messages_->interrupt(why);
   }
-  void leave_word() override { recorder_->leave_word(); }
+  std::string finish(const Deadline& deadline) override {
+    std::string why = pending_->finish(*recorder_, deadline);
+    if (!why.empty()) leak(c10::intrusive_ptr<c10d::Backend>::reclaim_copy(this));
+    return why;
+  }
+  void leave_word() override { recorder_->leave_word(pending_->first()); }
 
   int64_t bytes_sent() const { return *sent_; }
 
@@ -212,8 +225,10 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible, p
     messages_->note_collective();
     const MutexLock lock(*starting_);
     collectiveCounter_ = recorder_->tag();
-    return c10::make_intrusive<WatchedWork>(start(), c10::intrusive_ptr<c10d::Backend>::reclaim_copy(this), recorder_,
-                                            messages_, std::move(entry));
+    Work work = start();
+    pending_->add(entry, work);
+    return c10::make_intrusive<WatchedWork>(std::move(work), c10::intrusive_ptr<c10d::Backend>::reclaim_copy(this),
+                                            recorder_, messages_, pending_, std::move(entry));
   }
 
   /// `task` without its ranks and kernel.
@@ -262,6 +277,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible, p
 
   const std::shared_ptr<FlightRecorder> recorder_;
   const std::shared_ptr<MessageWatch> messages_;
+  const std::shared_ptr<PendingWorks> pending_ = std::make_shared<PendingWorks>();
   const std::shared_ptr<std::atomic<int64_t>> sent_ = std::make_shared<std::atomic<int64_t>>(0);
   /// Held while anything is started: the engine's counters allow one thread, and its threads start messages, too.
   const std::shared_ptr<Mutex> starting_ = std::make_shared<Mutex>();
