@@ -19,7 +19,9 @@ namespace lockstep {
 /// integer and bool tensors only. On bool, kSum and kMax mean "any", kProduct and kMin mean "all".
 enum class ReduceOp { kSum, kMean, kProduct, kMin, kMax, kAnd, kOr };
 
-/// A collective in flight. Copies refer to the same operation. Keeps its tensors alive until it is done.
+/// A collective in flight. Copies refer to the same operation. Keeps its tensors alive until it is done. If it is dropped,
+/// the operation continues, but only wait() can throw its failure: a rank that leaves the group waits for it for a few
+/// seconds, and writes a warning if it has failed or is not done.
 class [[nodiscard]] Work {
  public:
   /// Blocks until the result is in place on this rank, for at most the group's timeout. Every call throws Error, naming

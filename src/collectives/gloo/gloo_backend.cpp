@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <sstream>
 #include <utility>
@@ -12,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "base/mutex.h"
+#include "base/thread_token.h"
 #include "collectives/called_as.h"
 #include "collectives/core_types.h"
 #include "collectives/data_port.h"
@@ -283,6 +285,29 @@ class GlooBackend final : public c10d::ProcessGroupGloo,
   const std::shared_ptr<Mutex> starting_ = std::make_shared<Mutex>();
 };
 
+/// The groups whose ranks are to be told if this thread calls std::exit(), which destroys nothing on its stack. Never
+/// destroyed.
+struct LeavesAtExit {
+  Mutex mutex;
+  std::vector<std::pair<std::weak_ptr<FlightRecorder>, const void*>> recorders LOCKSTEP_GUARDED_BY(mutex);  ///< thread
+
+  static LeavesAtExit& get() {
+    static auto* const kAll = new LeavesAtExit;
+    return *kAll;
+  }
+  static void leave_all() {
+    const MutexLock lock(get().mutex);
+    for (const auto& [known, thread] : get().recorders)
+      if (const auto recorder = known.lock(); recorder && thread == thread_token()) recorder->leave_word();
+  }
+  static void add(const std::shared_ptr<FlightRecorder>& recorder) {
+    [[maybe_unused]] static const bool kRegistered = std::atexit(leave_all) == 0;
+    const MutexLock lock(get().mutex);
+    std::erase_if(get().recorders, [](const auto& known) { return known.first.expired(); });
+    get().recorders.emplace_back(recorder, thread_token());
+  }
+};
+
 std::string to_text(const std::vector<Connection>& connections) {
   std::string text;
   for (const Connection& one : connections) text += one.from + " " + one.to + "\n";
@@ -334,6 +359,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
                                                const std::string& address, std::chrono::milliseconds timeout) {
   return connected(store, rank, world_size, address, timeout, [&](auto options) {
     auto recorder = std::make_shared<FlightRecorder>(store, rank, world_size);
+    LeavesAtExit::add(recorder);
     auto messages = std::make_shared<MessageWatch>(store, rank, world_size);
     return c10::make_intrusive<GlooBackend>(store, rank, world_size, std::move(options), std::move(recorder),
                                             std::move(messages));
