@@ -78,8 +78,11 @@ void Membership::watch(Group::State& all) {
 }
 
 void Membership::interrupt(const std::string& why) {
-  for (const auto& group : groups())
-    if (auto* const able = dynamic_cast<Interruptible*>(group->backend.get())) able->interrupt(why);
+  // The groups are released before a wait ends, so that their last handle is not here, on a thread that may be theirs.
+  std::vector<c10::intrusive_ptr<c10d::Backend>> engines;
+  for (const auto& group : groups()) engines.push_back(group->backend);
+  for (const auto& engine : engines)
+    if (auto* const able = dynamic_cast<Interruptible*>(engine.get())) able->interrupt(why);
 }
 
 std::string Membership::told() const { return watch_ == nullptr ? "" : watch_->told(); }

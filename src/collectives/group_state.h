@@ -98,7 +98,7 @@ struct Group::State {
   std::shared_ptr<VirtualRanks> virtual_ranks = nullptr;  ///< of the group of all ranks; null: the run has none
   PageGroup on_page = {};
   MessageCounts messages = {};
-  std::vector<int> ranks_of_all = {};  ///< its ranks among all ranks; empty: all of them
+  std::vector<int> ranks_of_all = {};    ///< its ranks among all ranks; empty: all of them
   std::atomic<bool> has_thrown = false;  ///< an operation's failure has been thrown on this rank
 
   /// Every call of the group holds this guard. Throws Error once this rank has left.

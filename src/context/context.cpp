@@ -39,7 +39,8 @@
 namespace lockstep {
 namespace {
 
-/// How long a leaving rank waits for its own operations, and then for the other ranks; a rank that serves the store waits longer.
+/// How long a leaving rank waits for its own operations, and then for the other ranks; a rank that serves the store
+/// waits longer.
 constexpr std::chrono::seconds kFarewell{5};
 
 /// While a rank is stopped in a debugger, the others wait.

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <lockstep/group.h>
 
+#include <cstdlib>
 #include <optional>
 #include <thread>
 
@@ -74,6 +75,16 @@ TEST_P(Leaving, ASubgroupIsNamed) {
   });
 }
 
+TEST_P(Leaving, ByExitIsNamed) {
+  run([](Context& context) {
+    const Group group = context.group().split(0);
+    if (context.rank() == 1) std::exit(0);
+    const std::string text = error_of([&] { group.barrier(); });
+    expect_in(GetParam().backend == "shm" ? "rank 1 (pid " : "rank 1 has already left the group, but rank ", text);
+    EXPECT_EQ(text.find("Connection"), std::string::npos) << text;
+  });
+}
+
 TEST_P(Leaving, ASubgroupWithoutReceivingIsNamed) {
   run([](Context& context) {
     std::optional<Group> group = context.group().split(0);
@@ -84,6 +95,16 @@ TEST_P(Leaving, ASubgroupWithoutReceivingIsNamed) {
       EXPECT_EQ(text.find("Connection"), std::string::npos) << text;
     }
     context.group().barrier();
+  });
+}
+
+// Over Gloo the other groups went on, in shared memory not.
+TEST_P(Leaving, TheWrongOrderOfGroupsEndsAllGroups) {
+  run([](Context& context) {
+    const Group first = context.group().split(0), second = context.group().split(0);
+    const std::string text = error_of([&] { (context.rank() == 0 ? first : second).barrier(); });
+    expect_in("wait for each other, so none can go on", text);
+    expect_in("wait for each other, so none can go on", error_of([&] { context.group().all_reduce(at::ones({4})); }));
   });
 }
 
@@ -117,7 +138,8 @@ TEST_P(Leaving, ASubgroupThatOneRankAloneCalledIsToldThere) {
     const std::string text = said_by([&] { group.reset(); });
     EXPECT_LT(seconds_since(started), 8);
     if (context.rank() == 0)
-      expect_in("has already left the group, but rank 0 called operation 1, all_reduce(float32, 4 elements, sum)", text);
+      expect_in("has already left the group, but rank 0 called operation 1, all_reduce(float32, 4 elements, sum)",
+                text);
     else
       EXPECT_EQ(text.find("never waited"), std::string::npos) << text;
     EXPECT_EQ(has_unfinished_operations(), context.rank() == 0);

@@ -30,6 +30,11 @@ bool WatchedWork::wait(std::chrono::milliseconds timeout) {
 }
 
 bool WatchedWork::wait_watched() {
+  // It may succeed all the same, but not on every rank: an interrupt ends the group, as in shared memory.
+  if (const std::string why = recorder_->interruption(); !why.empty()) {
+    leak(engine_);
+    throw Error(why);
+  }
   const auto started = Clock::now();
   std::optional<MessageWatch::CollectiveWait> waiting;
   if (!inner_->isCompleted()) waiting.emplace(*messages_, entry_.number, entry_.text);
