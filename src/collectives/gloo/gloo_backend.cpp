@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "base/mutex.h"
+#include "base/shared_segment.h"
 #include "base/thread_token.h"
 #include "collectives/called_as.h"
 #include "collectives/core_types.h"
@@ -211,7 +212,10 @@ class GlooBackend final : public c10d::ProcessGroupGloo,
     if (!why.empty()) leak(c10::intrusive_ptr<c10d::Backend>::reclaim_copy(this));
     return why;
   }
-  void leave_word() override { recorder_->leave_word(pending_->first()); }
+  void leave_word() override {
+    // In a child of fork(), a mutex may be held by a thread that is not there.
+    if (generation_ == fork_generation()) recorder_->leave_word(pending_->first());
+  }
 
   int64_t bytes_sent() const { return *sent_; }
 
@@ -277,6 +281,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo,
                 }};
   }
 
+  const unsigned generation_ = fork_generation();  ///< of the process that made the group
   const std::shared_ptr<FlightRecorder> recorder_;
   const std::shared_ptr<MessageWatch> messages_;
   const std::shared_ptr<PendingWorks> pending_ = std::make_shared<PendingWorks>();
