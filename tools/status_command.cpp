@@ -49,6 +49,17 @@ const char* name_of(char state) {
   return name == names.end() ? "?" : name->second;
 }
 
+/// The wait of another thread than the one whose operation ran last; empty if there is none.
+std::string other_wait(const RankStatus& account) {
+  const auto& [group, sequence, collective, needs] = account.awaited;
+  const auto& operation = account.operation;
+  if (!account.waiting || group == 0 || (operation.group_id == group && operation.sequence == sequence)) return "";
+  std::string text = ", a thread waits in operation #" + std::to_string(sequence);
+  for (const RankStatus::Group& one : account.groups)
+    if (one.id == group) text += " in " + printable(one.text());
+  return text;
+}
+
 std::string describe(const RankStatus& account) {
   if (account.pid == 0) return "has not joined (it is still starting, or does not use Lockstep)";
   std::string text = "step " + std::to_string(account.steps);
@@ -62,6 +73,7 @@ std::string describe(const RankStatus& account) {
     text += (operation.running ? ", in " : ", last ") + printable(operation.text());
     if (operation.running) text += std::string(" for ") + seconds.data();
   }
+  text += other_wait(account);
   if (account.heartbeats > 0) {
     std::array<char, 64> beats{};
     std::snprintf(beats.data(), beats.size(), ", %" PRIu64 " heartbeats, the last %.1f s ago", account.heartbeats,
@@ -70,7 +82,7 @@ std::string describe(const RankStatus& account) {
   }
   std::vector<int> awaited;
   for (int rank = 0; rank < 64; ++rank)
-    if (operation.running && (account.waits_for >> rank & 1) != 0) awaited.push_back(rank);
+    if ((operation.running || account.waiting) && (account.waits_for >> rank & 1) != 0) awaited.push_back(rank);
   if (!awaited.empty()) text += ", waits for rank " + list_ranks(awaited);
   if (account.failure != RankFailure::kNone) text += "\n        failed: " + printable(account.failure_text);
   return text;

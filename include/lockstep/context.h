@@ -55,8 +55,9 @@ inline constexpr int kPreempted = 60;
 /// is an Error on every rank that notices, never a smaller world.
 ///
 /// Every rank must construct one, and may construct another after destroying it; two at once are an Error. Blocks until
-/// all ranks have joined or `join_timeout` has passed. The destructor waits for the others for a few seconds, but not
-/// during stack unwinding.
+/// all ranks have joined or `join_timeout` has passed. The destructor waits for a few seconds for operations whose Work
+/// nobody waited for, and warns of those that fail or are not done, then as long for the other ranks; during stack
+/// unwinding it does neither.
 class Context {
  public:
   /// If the program was not started as a rank and has `--ranks N` (or auto) among its arguments, up to a "--", the

@@ -21,7 +21,8 @@ namespace lockstep {
 /// runs `body` in N new processes, and this one ends with the launcher's exit code. So `body` never sees --ranks or its
 /// related options, and nothing runs twice. In a rank --ranks is an Error.
 ///
-/// Returns the result of `body`. If an exception leaves `body`, its text is printed to stderr after the program's name
+/// Returns the result of `body`, or 1 instead of 0 if a rank left a group with an operation for which it never waited,
+/// and which failed (Work). If an exception leaves `body`, its text is printed to stderr after the program's name
 /// (a c10::Error without its stack trace), followed by the page about the error, unless `lockstep run` names that page.
 /// run_program() then returns 1.
 int run_program(int argc, const char* const* argv, const std::function<int()>& body);

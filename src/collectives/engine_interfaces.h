@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "base/clock.h"
 #include "collectives/shm/protocol/request.h"
 
 namespace lockstep {
@@ -31,6 +32,16 @@ class Interruptible {
   /// Ends the group: this rank's present and later waits in it fail with `why`. In shared memory the group ends for all
   /// ranks.
   virtual void interrupt(const std::string& why) = 0;
+};
+
+/// An optional engine interface: collectives continue although no thread waits for them.
+class FinishesPending {
+ public:
+  virtual ~FinishesPending() = default;
+  /// Called before this rank leaves the group. Waits until its collectives are done, one of them has failed, or
+  /// `deadline`. Returns what is wrong with the first that is not done; empty: all are. Afterwards the engine can be
+  /// released without another wait.
+  virtual std::string finish(const Deadline& deadline) = 0;
 };
 
 /// An optional engine interface: a rank that leaves its groups can leave a message for the others.

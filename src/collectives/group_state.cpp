@@ -1,16 +1,61 @@
 #include "collectives/group_state.h"
 
+#include <exception>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/library_thread.h"
 #include "base/machine_name.h"
 #include "base/rank_names.h"
+#include "base/shared_segment.h"
 #include "collectives/called_as.h"
 #include "collectives/groups_watch.h"
 #include "collectives/single/single_backend.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep {
+namespace {
+
+/// How long a group that is destroyed waits for collectives that no thread waits for.
+constexpr std::chrono::seconds kToFinish{5};
+
+std::atomic<bool> has_told{false};
+
+/// `is_told` is false where another error ends the work.
+void finish_group(Group::State& group, const Deadline& deadline, bool is_told) noexcept {
+  try {
+    auto* const engine = dynamic_cast<FinishesPending*>(group.backend.get());
+    if (engine == nullptr) return;
+    is_told = is_told && !group.has_thrown && group.membership->told().empty();
+    const std::string why = engine->finish(is_told ? deadline : Deadline(std::chrono::milliseconds(0)));
+    if (why.empty() || !is_told) return;
+    has_told = true;
+    own_page().fail(RankFailure::kMismatch, -1, why);
+    TORCH_WARN("rank ", group.rank, " of ", group.world_size,
+               " leaves a group in which it never waited for an operation, whose result is not there: ", why,
+               group.on_page.names_of_ranks(),
+               "\nCall wait() on every Work that an _async call returns: it throws this as an Error");
+  } catch (const std::exception&) {
+    // A store or a rank is gone, which the engines report.
+  }
+}
+
+/// Its engine may outlive it, if operations are pending.
+void leave_group(Group::State& group, const Deadline& deadline, bool is_told) noexcept {
+  finish_group(group, deadline, is_told);
+  if (auto* const engine = dynamic_cast<LeavesWord*>(group.backend.get())) engine->leave_word();
+}
+
+/// Deletes the state of a group whose last handle is gone.
+void retire(Group::State* group) noexcept {
+  // After its Context, all has been done; a child of fork() has no part in the group.
+  if (group->membership->is_open() && group->generation == fork_generation())
+    leave_group(*group, Deadline(kToFinish), std::uncaught_exceptions() == 0);
+  delete group;
+}
+
+}  // namespace
 
 Membership::Membership() = default;
 Membership::~Membership() = default;
@@ -34,11 +79,19 @@ void Membership::watch(Group::State& all) {
 }
 
 void Membership::interrupt(const std::string& why) {
-  for (const auto& group : groups())
-    if (auto* const able = dynamic_cast<Interruptible*>(group->backend.get())) able->interrupt(why);
+  // The groups are released before a wait ends, so that their last handle is not here, on a thread that may be theirs.
+  std::vector<c10::intrusive_ptr<c10d::Backend>> engines;
+  for (const auto& group : groups()) engines.push_back(group->backend);
+  for (const auto& engine : engines)
+    if (auto* const able = dynamic_cast<Interruptible*>(engine.get())) able->interrupt(why);
 }
 
 std::string Membership::told() const { return watch_ == nullptr ? "" : watch_->told(); }
+
+void Membership::finish(std::chrono::milliseconds patience) {
+  const Deadline deadline(patience);
+  for (const auto& group : groups()) finish_group(*group, deadline, patience.count() > 0);
+}
 
 void Membership::close() {
   open_ = false;
@@ -73,11 +126,13 @@ Group make_group_over(c10::intrusive_ptr<c10d::Backend> engine, const c10::intru
                       std::shared_ptr<Membership> membership) {
   const std::string name = engine->getBackendName();
   auto* blocking = dynamic_cast<BlockingEngine*>(engine.get());
-  auto state = std::make_shared<Group::State>(Group::State{rank, world_size, store, std::move(factories), engine, name,
-                                                           blocking, membership, world_size == 1 ? engine : nullptr});
+  const std::shared_ptr<Group::State> state(
+      new Group::State{rank, world_size, store, std::move(factories), engine, name, blocking, membership,
+                       world_size == 1 ? engine : nullptr},
+      retire);
   state->on_page = std::move(on_page);
   membership->add(state);
-  return Group(std::move(state));
+  return Group(state);
 }
 
 void Group::State::check_member(const char* operation) const {
@@ -86,6 +141,11 @@ void Group::State::check_member(const char* operation) const {
               ": this rank has left the group, because its Context was destroyed; let the Context outlive everything "
               "that uses its groups");
 }
+
+void finish_operations(const Group& group, std::chrono::milliseconds patience) {
+  state_of(group).membership->finish(patience);
+}
+bool has_unfinished_operations() { return has_told; }
 
 void close(const Group& group) { group.state_->membership->close(); }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -57,6 +58,9 @@ class Membership {
   void interrupt(const std::string& why);
   /// The reason for the interrupt; empty: there was none.
   std::string told() const;
+  /// Before close(): waits until this rank's collectives are done in all groups, for `patience` at most, and tells of
+  /// those that are not.
+  void finish(std::chrono::milliseconds patience);
   /// Leaves all groups whose engine supports it; ranks that wait for this one then fail at once.
   void close();
 
@@ -94,7 +98,8 @@ struct Group::State {
   std::shared_ptr<VirtualRanks> virtual_ranks = nullptr;  ///< of the group of all ranks; null: the run has none
   PageGroup on_page = {};
   MessageCounts messages = {};
-  std::vector<int> ranks_of_all = {};  ///< its ranks among all ranks; empty: all of them
+  std::vector<int> ranks_of_all = {};    ///< its ranks among all ranks; empty: all of them
+  std::atomic<bool> has_thrown = false;  ///< an operation's failure has been thrown on this rank
 
   /// Every call of the group holds this guard. Throws Error once this rank has left.
   CallGuard enter(const char* operation) {
@@ -116,6 +121,13 @@ Group make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wor
 Group make_group_over(c10::intrusive_ptr<c10d::Backend> engine, const c10::intrusive_ptr<c10d::Store>& store, int rank,
                       int world_size, EngineFactories factories, PageGroup on_page = {},
                       std::shared_ptr<Membership> membership = std::make_shared<Membership>());
+
+/// Waits until this rank's collectives are done in all groups of its Context, for `patience` at most. Writes a warning
+/// for those that failed or are not done, and that no thread waits for; none if `patience` is 0, as an exception ends
+/// the work.
+void finish_operations(const Group& group, std::chrono::milliseconds patience);
+/// Whether there was such a warning in this process.
+bool has_unfinished_operations();
 
 /// Makes this rank leave the group. From now on is_open() is false, also for copies and subgroups. If the engine can
 /// notify other ranks, those that wait for this one fail now.

@@ -8,7 +8,6 @@
 
 #include "base/library_thread.h"
 #include "base/thread_token.h"
-#include "collectives/cause.h"
 #include "collectives/typed_message.h"
 #include "rank_page/rank_board.h"
 
@@ -63,12 +62,12 @@ class MessageWatch::WatchedMessage final : public c10d::Work {
       watch_->end_wait();
       watch_->declare(wrong.what());
       throw;
-    } catch (const std::exception& cause) {
+    } catch (const std::exception&) {
       has_failed_ = true;
       watch_->end_wait();
       require_no_verdict();
-      const std::string left = message_.is_send ? "" : watch_->board_.unreceived_from(message_.peer);
-      if (!left.empty()) throw Error(cause_of(cause) + "; " + left);
+      const std::string left = watch_->board_.departure(message_);
+      if (!left.empty()) throw Error(left);
       throw;
     }
     watch_->end_wait();
@@ -113,7 +112,7 @@ void MessageWatch::stop() {
   std::thread thread;
   {
     const MutexLock lock(mutex_);
-    if (!std::exchange(ending_, true)) board_.leave_tags(done_.pending);
+    if (!std::exchange(ending_, true)) board_.leave(done_.pending);
     thread.swap(thread_);
   }
   changed_.notify_all();

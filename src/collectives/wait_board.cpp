@@ -1,9 +1,12 @@
 #include "collectives/wait_board.h"
 
+#include <unistd.h>
+
 #include <exception>
 #include <map>
 
 #include "collectives/message_tags.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep {
 namespace {
@@ -15,6 +18,7 @@ constexpr const char* kVerdict = "waits/verdict";
 WaitBoard::WaitBoard(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size)
     : store_(std::move(store)), rank_(rank), world_size_(world_size) {
   store_->deleteKey(key(rank_));
+  store_->deleteKey(key_of_leave(rank_));
   for (int peer = 0; peer < world_size_; ++peer) store_->deleteKey(key_of_tags(rank_, peer));
   if (rank_ == 0) store_->deleteKey(kVerdict);
 }
@@ -45,23 +49,32 @@ void WaitBoard::declare(const std::string& verdict) {
   }
 }
 
-void WaitBoard::leave_tags(const std::list<NotedMessage>& pending) {
+void WaitBoard::leave(const std::list<NotedMessage>& pending) {
   std::map<int, std::vector<int64_t>> tags;
   for (const NotedMessage& message : pending)
     if (message.is_send) tags[message.peer].push_back(message.tag);
   try {
     for (const auto& [peer, list] : tags) store_->set(key_of_tags(rank_, peer), text_of_tags(list));
+    store_->set(key_of_leave(rank_), std::to_string(rank_of_process(::getpid())));
   } catch (const std::exception&) {
     // Without a store no rank can be told.
   }
 }
 
-std::string WaitBoard::unreceived_from(int rank) {
+std::string WaitBoard::departure(const NotedMessage& message) {
+  const auto& [is_send, rank, tag] = message;
+  const std::string peer = "rank " + std::to_string(rank), self = "rank " + std::to_string(rank_);
+  std::string text = peer + " has already left the group, but " + self + " called a " +
+                     (is_send ? "send to " : "recv from ") + peer + " with tag " + std::to_string(tag) + ". ";
   try {
-    if (!store_->check({key_of_tags(rank, rank_)})) return "";
-    const std::string sender = "rank " + std::to_string(rank), receiver = "rank " + std::to_string(rank_);
-    return sender + " has left the group. " +
-           unreceived(sender, receiver, store_->get_to_str(key_of_tags(rank, rank_)));
+    if (!store_->check({key_of_leave(rank)})) return "";
+    if (is_send)
+      text += "Every send needs a recv with the same tag.";
+    else
+      text += unreceived(peer, self,
+                         store_->check({key_of_tags(rank, rank_)}) ? store_->get_to_str(key_of_tags(rank, rank_)) : "");
+    own_page().fail(RankFailure::kPeer, std::stoi(store_->get_to_str(key_of_leave(rank))), text);
+    return text;
   } catch (const std::exception&) {
     return "";
   }

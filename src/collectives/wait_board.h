@@ -30,16 +30,17 @@ class WaitBoard {
   /// The published reason; empty if none.
   std::string verdict();
 
-  /// Publishes, as this rank leaves, the tags of messages that it has sent and the others have not received. Never
+  /// Publishes that this rank leaves, and the tags of messages that it has sent and the others have not received. Never
   /// throws.
-  void leave_tags(const std::list<NotedMessage>& pending);
-  /// The tags that the rank published by leave_tags(), for a receive from it that failed; empty if none.
-  std::string unreceived_from(int rank);
+  void leave(const std::list<NotedMessage>& pending);
+  /// Why this rank's message has failed, if its peer has left the group; else empty. Tells this rank's page.
+  std::string departure(const NotedMessage& message);
 
  private:
   static std::string key_of_tags(int from, int to) {
     return "unreceived/" + std::to_string(from) + "/" + std::to_string(to);
   }
+  static std::string key_of_leave(int rank) { return "left/" + std::to_string(rank); }
   static std::string key(int rank) { return "waits/" + std::to_string(rank); }
 
   const c10::intrusive_ptr<c10d::Store> store_;

@@ -30,6 +30,7 @@ std::string describe_failure(const Work::State& state, const std::exception& cau
   const std::string told = state.group->membership->told();
   const bool timed_out = is_late && state.group->blocking == nullptr && told.empty();
   const std::string why = told.empty() ? cause_of(cause) : told;
+  state.group->has_thrown = true;
   own_page().fail(timed_out ? RankFailure::kMissing : RankFailure::kPeer, -1, why);
   std::ostringstream text;
   text << state.operation << " #" << state.sequence << ' ' << arguments_of(state) << " failed on rank "

@@ -40,7 +40,8 @@
 namespace lockstep {
 namespace {
 
-/// How long a leaving rank waits for the others; a rank that serves the store waits longer.
+/// How long a leaving rank waits for its own operations, and then for the other ranks; a rank that serves the store
+/// waits longer.
 constexpr std::chrono::seconds kFarewell{5};
 
 /// While a rank is stopped in a debugger, the others wait.
@@ -293,6 +294,7 @@ Context::~Context() {
       write_error_file(account.last_error_text);
     own_page().fail(RankFailure::kOwn, -1, "");
   }
+  finish_operations(*state_->group, unwinding ? std::chrono::milliseconds(0) : kFarewell);
   own_page().set_phase(unwinding ? RankStatus::Phase::kLeftByException : RankStatus::Phase::kLeft);
   close(*state_->group);
   state_->say_farewell(unwinding ? std::chrono::milliseconds(0) : kFarewell);

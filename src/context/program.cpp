@@ -7,6 +7,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "collectives/group_state.h"
 #include "context/start_ranks.h"
 #include "launch/error_page.h"
 
@@ -24,7 +25,8 @@ int run_program(int argc, const char* const* argv, const std::function<int()>& b
   const std::string name = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "program";
   try {
     start_ranks_if_asked(argc, argv);
-    return body();
+    const int code = body();
+    return code == 0 && has_unfinished_operations() ? 1 : code;
   } catch (const c10::Error& error) {
     return print_error(name, error.what_without_backtrace());
   } catch (const std::exception& error) {

@@ -107,8 +107,8 @@ bool ExchangeWatch::watch() {
 }
 
 /// A rank that learns of the verdict ends, and so do others that must report it, too; so all learn of it first. Both
-/// groups end on every rank, whichever it waits in: a rank that has left before another's thread got this far must have
-/// ended the operation that the other waits for.
+/// groups, and all others, end on every rank, whichever it waits in: a rank that has left before another's thread got
+/// this far must have ended the operation that the other waits for.
 void ExchangeWatch::decide(const std::string& verdict) {
   {
     const MutexLock lock(mutex_);
@@ -123,7 +123,9 @@ void ExchangeWatch::decide(const std::string& verdict) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
   } catch (const std::exception&) {
   }
+  // A model may reduce its gradients over another group than the one whose statistics are exchanged.
   interrupt(around_, verdict);
+  state_of(group_).membership->interrupt(verdict);
   interrupt(state_of(group_).backend, verdict);
 }
 

@@ -61,12 +61,21 @@ std::string StatisticsExchange::name_of(int64_t layer, int64_t channels) const {
   return "a SyncBatchNorm of " + std::to_string(channels) + " channels";
 }
 
+std::string StatisticsExchange::number_of(int64_t layer) const {
+  if (layer < 0 || static_cast<size_t>(layer) >= names_.size()) return "";
+  const auto own = names_.begin() + layer;
+  const auto all = std::count(names_.begin(), names_.end(), *own);
+  if (all == 1) return "";
+  return ", layer " + std::to_string(1 + std::count(names_.begin(), own, *own)) + " of " + std::to_string(all) +
+         (own->empty() ? " without a name" : " with that name");
+}
+
 std::string StatisticsExchange::place_of(const double* row) const {
   const auto place = static_cast<int64_t>(row[1]), channels = (static_cast<int64_t>(row[2]) - 1) / 2;
   const std::string name = name_of(place / 2, channels);
   const bool says_channels = name.starts_with("a SyncBatchNorm");
   return std::string(place % 2 == 0 ? "the forward of " : "the backward of ") + name +
-         (says_channels ? "" : " of " + std::to_string(channels) + " channels");
+         (says_channels ? "" : " of " + std::to_string(channels) + " channels") + number_of(place / 2);
 }
 
 at::Tensor StatisticsExchange::send(const std::string& name, const std::string& place, const at::Tensor& row) {

@@ -67,6 +67,8 @@ class StatisticsExchange {
   at::Tensor send(const std::string& name, const std::string& place, const at::Tensor& row);
   Table exchange_within_join(Kind kind, const std::string& name, const std::string& place, const at::Tensor& row);
   std::string place_of(const double* row) const;
+  /// ", layer 1 of 2 with that name", counted as they were made; empty if no other has its name.
+  std::string number_of(int64_t layer) const;
   void check_same_place(const std::string& name, const at::Tensor& rows) const;
 
   bool joining_ = false;

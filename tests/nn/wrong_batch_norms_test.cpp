@@ -117,6 +117,25 @@ const std::vector<Case> kCases{
      },
      {" is synchronised over all ranks, so every rank must run it", " in the forward of batch norm `0` of 6 channels",
       "rank 1 in the forward of batch norm `1` of 6 channels"}},
+    {"has_another_order_of_equal_names",
+     [](Training& training) {
+       torch::nn::Sequential first(torch::nn::BatchNorm1d(6)), second(torch::nn::BatchNorm1d(6));
+       for (auto each : {first, second}) convert_sync_batchnorm(*each, training.context.group());
+       const at::Tensor x = at::rand({4, 6});
+       training.is_wrong() ? second->forward(x) : first->forward(x);
+     },
+     {" in the forward of batch norm `0` of 6 channels, layer 1 of 2 with that name",
+      "rank 1 in the forward of batch norm `0` of 6 channels, layer 2 of 2 with that name"}},
+    {"is_in_eval_while_gradients_have_another_group",
+     [](Training& training) {
+       torch::nn::Sequential net(torch::nn::BatchNorm1d(6));
+       convert_sync_batchnorm(*net, training.context.group().split(0));
+       DistributedDataParallel model(net, training.context);
+       net->train(!training.is_wrong());
+       model(at::rand({4, 6})).sum().backward();
+     },
+     {"batch norm `0` is synchronised over all ranks", " in the forward of batch norm `0` of 6 channels",
+      "rank 1 in all_reduce #"}},
     {"converts_while_others_attach",
      [](Training& training) {
        torch::nn::Sequential one(torch::nn::BatchNorm1d(5));

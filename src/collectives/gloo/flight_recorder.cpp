@@ -1,5 +1,7 @@
 #include "collectives/gloo/flight_recorder.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <sstream>
 #include <thread>
@@ -23,6 +25,7 @@ std::string Entry::shown() const { return call_of_purpose(text, purpose); }
 
 Entry FlightRecorder::add(std::string text) {
   for (const char letter : text) hash_ = (hash_ ^ static_cast<unsigned char>(letter)) * 16777619u;  // FNV-1a
+  const MutexLock lock(mutex_);
   history_.push_back({++count_, std::move(text), printable(OperationLabel::current())});
   if (history_.size() > kHistory) history_.pop_front();
   return history_.back();
@@ -33,7 +36,7 @@ std::string FlightRecorder::Dump::packed() const {
   const auto write = [&](const Entry& entry) {
     text << entry.number << ' ' << entry.text << '\n' << entry.purpose << '\n';
   };
-  text << static_cast<int>(state) << ' ';
+  text << static_cast<int>(state) << ' ' << unfinished << ' ' << launched << ' ';
   write(now);
   for (const Entry& entry : history) write(entry);
   return text.str();
@@ -48,7 +51,7 @@ FlightRecorder::Dump FlightRecorder::Dump::unpacked(const std::string& bytes) {
     return std::getline(text, entry.text) && std::getline(text, entry.purpose);
   };
   int state = 0;
-  text >> state;
+  text >> state >> dump.unfinished >> dump.launched;
   dump.state = static_cast<State>(state);
   read(dump.now);
   for (Entry entry{}; read(entry);) dump.history.push_back(entry);
@@ -59,6 +62,13 @@ const Entry* FlightRecorder::Dump::entry(uint64_t number) const {
   for (const Entry& entry : history)
     if (entry.number == number) return &entry;
   return now.number == number ? &now : nullptr;
+}
+
+FlightRecorder::Dump FlightRecorder::own_dump(const Entry& entry, Dump::State state) const {
+  Dump dump{.state = state, .now = entry, .launched = rank_of_process(::getpid())};
+  const MutexLock lock(mutex_);
+  dump.history = history_;
+  return dump;
 }
 
 bool FlightRecorder::exchange(const Dump& own, Dumps& dumps) const {
@@ -134,26 +144,30 @@ std::string FlightRecorder::interruption() const {
 std::string FlightRecorder::departure(const Dumps& dumps, const Entry& entry) const {
   for (int rank = 0; rank < world_size_; ++rank) {
     const auto& dump = dumps[static_cast<size_t>(rank)];
-    if (!dump || dump->state != Dump::State::kLeft || dump->now.number >= entry.number) continue;
+    if (!dump || dump->state != Dump::State::kLeft) continue;
+    const bool left_it = dump->unfinished != 0 && dump->unfinished <= entry.number && entry.number <= dump->now.number;
+    if (dump->now.number >= entry.number && !left_it) continue;
+    const std::string last = dump->now.number == 0 ? "it had not entered any operation"
+                                                   : "the last operation it entered was operation " +
+                                                         std::to_string(dump->now.number) + ", " + dump->now.shown();
     const std::string text = "rank " + std::to_string(rank) + " has already left the group, but rank " +
                              std::to_string(rank_) + " called operation " + std::to_string(entry.number) + ", " +
-                             entry.shown() + "; " +
-                             (dump->now.number == 0 ? "it had not entered any operation"
-                                                    : "the last operation it entered was operation " +
-                                                          std::to_string(dump->now.number) + ", " + dump->now.shown()) +
-                             ". All ranks must call the same operations.";
-    // The launcher numbers the ranks of a subgroup differently.
-    const RankBoard* board = launchers_board();
-    own_page().fail(RankFailure::kPeer, board != nullptr && board->world_size() == world_size_ ? rank : -1, text);
+                             entry.shown() + "; " + last +
+                             (left_it ? ", for which it did not wait. Wait for every Work before the group is left."
+                                      : ". All ranks must call the same operations.");
+    own_page().fail(RankFailure::kPeer, dump->launched, text);
     return text;
   }
   return "";
 }
 
-void FlightRecorder::leave_word() {
-  if (failed_) return;
+void FlightRecorder::leave_word(uint64_t unfinished) {
+  if (failed_ || generation_ != fork_generation() || has_left_.exchange(true)) return;
+  Dump word = own_dump(Entry{}, Dump::State::kLeft);
+  if (!word.history.empty()) word.now = word.history.back();
+  word.unfinished = unfinished;
   try {
-    store_->set(key(rank_), own_dump(history_.empty() ? Entry{} : history_.back(), Dump::State::kLeft).packed());
+    store_->set(key(rank_), word.packed());
   } catch (const std::exception&) {
     // The store is gone, and with it every reader.
   }

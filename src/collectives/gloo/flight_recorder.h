@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -10,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "base/mutex.h"
+#include "base/shared_segment.h"
 
 namespace lockstep::gloo_engine {
 
@@ -26,7 +28,7 @@ struct Entry {
 
 /// Records the last collectives of this rank. When one hangs or fails, the ranks exchange their records through the
 /// store to find where they differ, as c10d's FlightRecorder does for NCCL. A collective that makes progress costs no
-/// message. Used by the calling thread, except for interrupt().
+/// message. Used by the calling thread, except for interrupt() and leave_word().
 class FlightRecorder {
  public:
   /// Deletes this rank's records of an earlier group over the same store.
@@ -52,8 +54,10 @@ class FlightRecorder {
   /// The engine's own `cause` followed by after_failure(), unless the ranks know a better reason.
   std::string explain(const std::string& cause, const Entry& entry, std::chrono::milliseconds timeout);
 
-  /// Tells ranks that wait in a later collective that this rank leaves after its last one.
-  void leave_word();
+  /// Tells ranks that wait in a later collective that this rank leaves after its last one. `unfinished` is the number
+  /// of the first collective that is not done, and that this rank will not finish; 0: none. Later calls, and calls in a
+  /// child of fork(), do nothing. Any thread may call.
+  void leave_word(uint64_t unfinished = 0);
 
   /// Makes compare() return `why` from now on. Any thread may call.
   void interrupt(const std::string& why);
@@ -65,6 +69,8 @@ class FlightRecorder {
   struct Dump {
     enum class State { kWaits, kFailed, kLeft } state = State::kWaits;
     Entry now{};                ///< the collective that it waits in, that failed, or that was its last
+    uint64_t unfinished = 0;    ///< kLeft: the first one that it left before it was done; 0: none
+    int launched = -1;          ///< the launcher's number for the rank; -1: unknown
     std::deque<Entry> history;  ///< the last collectives, `now` among them
 
     std::string packed() const;
@@ -79,7 +85,7 @@ class FlightRecorder {
   /// Reports this rank's state, and reads the others' reports into `dumps`. False if the store is gone, with the rank
   /// or the launcher that served it: `dumps` then holds the earlier reports.
   bool exchange(const Dump& own, Dumps& dumps) const;
-  Dump own_dump(const Entry& entry, Dump::State state) const { return {state, entry, history_}; }
+  Dump own_dump(const Entry& entry, Dump::State state) const;
   /// Describes a rank that left before it reached `entry`; "" if none. Tells this rank's page.
   std::string departure(const Dumps& dumps, const Entry& entry) const;
   static std::string mismatch(const Dumps& dumps);
@@ -88,12 +94,14 @@ class FlightRecorder {
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
   const int world_size_;
+  const unsigned generation_ = fork_generation();  ///< of the process that made the group
   uint64_t count_ = 0;
-  uint32_t hash_ = 2166136261u;  ///< of all texts
-  std::deque<Entry> history_;
-  bool failed_ = false;    ///< a collective of this rank has failed, and the others should read it
+  uint32_t hash_ = 2166136261u;      ///< of all texts
+  std::atomic<bool> failed_{false};  ///< a collective of this rank has failed, and the others should read it
+  std::atomic<bool> has_left_{false};
   bool explains_ = false;  ///< after_failure() has found the reason
   mutable Mutex mutex_;
+  std::deque<Entry> history_ LOCKSTEP_GUARDED_BY(mutex_);
   std::string interruption_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 

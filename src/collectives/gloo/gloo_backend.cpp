@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <sstream>
 #include <utility>
@@ -12,6 +13,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "base/mutex.h"
+#include "base/shared_segment.h"
+#include "base/thread_token.h"
 #include "collectives/called_as.h"
 #include "collectives/core_types.h"
 #include "collectives/data_port.h"
@@ -20,6 +23,7 @@
 #include "collectives/gloo/blocked_sigpipe.h"
 #include "collectives/gloo/flight_recorder.h"
 #include "collectives/gloo/messages.h"
+#include "collectives/gloo/pending_works.h"
 #include "collectives/gloo/tree_reduction.h"
 #include "collectives/gloo/uneven_exchange.h"
 #include "collectives/gloo/watched_work.h"
@@ -88,7 +92,10 @@ std::vector<at::Tensor> bytes_of_all(const std::vector<at::Tensor>& dense) {
   return bytes;
 }
 
-class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible, public LeavesWord {
+class GlooBackend final : public c10d::ProcessGroupGloo,
+                          public Interruptible,
+                          public FinishesPending,
+                          public LeavesWord {
   using Work = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
   using Kind = shm::OperationKind;
@@ -100,7 +107,11 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible, p
       : ProcessGroupGloo(store, rank, world_size, std::move(options)),
         recorder_(std::move(recorder)),
         messages_(std::move(messages)) {}
-  ~GlooBackend() override { messages_->stop(); }
+  /// Before the connections close, so that the others learn why they do.
+  ~GlooBackend() override {
+    leave_word();
+    messages_->stop();
+  }
 
   Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     const at::Tensor& tensor = tensors.at(0);
@@ -196,7 +207,15 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible, p
     recorder_->interrupt(why);
     messages_->interrupt(why);
   }
-  void leave_word() override { recorder_->leave_word(); }
+  std::string finish(const Deadline& deadline) override {
+    std::string why = pending_->finish(*recorder_, deadline);
+    if (!why.empty()) leak(c10::intrusive_ptr<c10d::Backend>::reclaim_copy(this));
+    return why;
+  }
+  void leave_word() override {
+    // In a child of fork(), a mutex may be held by a thread that is not there.
+    if (generation_ == fork_generation()) recorder_->leave_word(pending_->first());
+  }
 
   int64_t bytes_sent() const { return *sent_; }
 
@@ -212,8 +231,10 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible, p
     messages_->note_collective();
     const MutexLock lock(*starting_);
     collectiveCounter_ = recorder_->tag();
-    return c10::make_intrusive<WatchedWork>(start(), c10::intrusive_ptr<c10d::Backend>::reclaim_copy(this), recorder_,
-                                            messages_, std::move(entry));
+    Work work = start();
+    pending_->add(entry, work);
+    return c10::make_intrusive<WatchedWork>(std::move(work), c10::intrusive_ptr<c10d::Backend>::reclaim_copy(this),
+                                            recorder_, messages_, pending_, std::move(entry));
   }
 
   /// `task` without its ranks and kernel.
@@ -260,11 +281,36 @@ class GlooBackend final : public c10d::ProcessGroupGloo, public Interruptible, p
                 }};
   }
 
+  const unsigned generation_ = fork_generation();  ///< of the process that made the group
   const std::shared_ptr<FlightRecorder> recorder_;
   const std::shared_ptr<MessageWatch> messages_;
+  const std::shared_ptr<PendingWorks> pending_ = std::make_shared<PendingWorks>();
   const std::shared_ptr<std::atomic<int64_t>> sent_ = std::make_shared<std::atomic<int64_t>>(0);
   /// Held while anything is started: the engine's counters allow one thread, and its threads start messages, too.
   const std::shared_ptr<Mutex> starting_ = std::make_shared<Mutex>();
+};
+
+/// The groups whose ranks are to be told if this thread calls std::exit(), which destroys nothing on its stack. Never
+/// destroyed.
+struct LeavesAtExit {
+  Mutex mutex;
+  std::vector<std::pair<std::weak_ptr<FlightRecorder>, const void*>> recorders LOCKSTEP_GUARDED_BY(mutex);  ///< thread
+
+  static LeavesAtExit& get() {
+    static auto* const kAll = new LeavesAtExit;
+    return *kAll;
+  }
+  static void leave_all() {
+    const MutexLock lock(get().mutex);
+    for (const auto& [known, thread] : get().recorders)
+      if (const auto recorder = known.lock(); recorder && thread == thread_token()) recorder->leave_word();
+  }
+  static void add(const std::shared_ptr<FlightRecorder>& recorder) {
+    [[maybe_unused]] static const bool kRegistered = std::atexit(leave_all) == 0;
+    const MutexLock lock(get().mutex);
+    std::erase_if(get().recorders, [](const auto& known) { return known.first.expired(); });
+    get().recorders.emplace_back(recorder, thread_token());
+  }
 };
 
 std::string to_text(const std::vector<Connection>& connections) {
@@ -318,6 +364,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
                                                const std::string& address, std::chrono::milliseconds timeout) {
   return connected(store, rank, world_size, address, timeout, [&](auto options) {
     auto recorder = std::make_shared<FlightRecorder>(store, rank, world_size);
+    LeavesAtExit::add(recorder);
     auto messages = std::make_shared<MessageWatch>(store, rank, world_size);
     return c10::make_intrusive<GlooBackend>(store, rank, world_size, std::move(options), std::move(recorder),
                                             std::move(messages));

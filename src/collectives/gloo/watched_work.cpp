@@ -11,18 +11,30 @@
 #include "collectives/split_table.h"
 
 namespace lockstep::gloo_engine {
-namespace {
 
-/// Never destroys an engine with operations that will never complete: its destructor would wait until they time out.
 void leak(c10::intrusive_ptr<c10d::Backend> engine) {
   static auto* const left = new std::vector<c10::intrusive_ptr<c10d::Backend>>;
   left->push_back(std::move(engine));
 }
 
-}  // namespace
-
 bool WatchedWork::wait(std::chrono::milliseconds timeout) {
   if (timeout.count() != 0) return inner_->wait(timeout);
+  try {
+    const bool is_done = wait_watched();
+    pending_->forget(entry_.number);
+    return is_done;
+  } catch (...) {
+    pending_->forget(entry_.number);
+    throw;
+  }
+}
+
+bool WatchedWork::wait_watched() {
+  // It may succeed all the same, but not on every rank: an interrupt ends the group, as in shared memory.
+  if (const std::string why = recorder_->interruption(); !why.empty()) {
+    leak(engine_);
+    throw Error(why);
+  }
   const auto started = Clock::now();
   std::optional<MessageWatch::CollectiveWait> waiting;
   if (!inner_->isCompleted()) waiting.emplace(*messages_, entry_.number, entry_.text);

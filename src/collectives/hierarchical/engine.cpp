@@ -36,6 +36,10 @@ Engine::Engine(const Layout& layout, c10::intrusive_ptr<shm_engine::ShmBackend> 
               /*waiters_run=*/this->shared() == nullptr || may_wait_in_memory()) {}
 
 Engine::~Engine() {
+  {
+    const MutexLock lock(mutex_);
+    recorder_.leave_word();
+  }
   messages_->stop();
   // Operations that still run must not wait for other ranks.
   if (shared() != nullptr) shared()->shutdown();

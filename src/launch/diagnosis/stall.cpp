@@ -132,9 +132,9 @@ std::optional<Stall> diagnose(const std::vector<RankView>& ranks, const std::vec
     stall.what = name(stall.culprit) + " is STOPPED";
   } else if (computes(static_cast<size_t>(stall.culprit))) {
     stall.kind = Stall::Kind::kComputes;
-    stall.what = name(stall.culprit) + " computes and has not reached " + operation_of(*waiting);
+    stall.what = name(stall.culprit) + " computes and has not reached " + awaited_by(*waiting);
   } else {
-    stall.what = name(stall.culprit) + " has not reached " + operation_of(*waiting);
+    stall.what = name(stall.culprit) + " has not reached " + awaited_by(*waiting);
   }
   for (size_t i = 0; i < ranks.size() && stall.lines.size() < Stall::kLines; ++i)
     stall.lines.push_back(line_of(static_cast<int>(i), ranks, computes(i)));

@@ -13,7 +13,11 @@
 namespace lockstep::shm_engine {
 
 /// Launches every operation in the core. Only sparse reductions and the monitored barrier wait.
-class ShmBackend final : public RequestBackend, public BlockingEngine, public Interruptible, public MachineMemory {
+class ShmBackend final : public RequestBackend,
+                         public BlockingEngine,
+                         public Interruptible,
+                         public FinishesPending,
+                         public MachineMemory {
  public:
   /// `writes_page`: this object's operations are shown on the rank's page.
   ShmBackend(BackendStatePtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page = false);
@@ -43,6 +47,7 @@ class ShmBackend final : public RequestBackend, public BlockingEngine, public In
   /// Ends the group on every rank.
   void abort() override;
   void interrupt(const std::string& why) override { shared_->core().abort(why); }
+  std::string finish(const Deadline& deadline) override { return shared_->core().finish(deadline); }
 
   /// The group's core, for an engine built on this one.
   shm::Communicator& core() { return shared_->core(); }

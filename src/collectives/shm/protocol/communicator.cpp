@@ -53,6 +53,19 @@ Communicator::~Communicator() {
   leave();
 }
 
+std::string Communicator::finish(const Deadline& deadline) {
+  if (!admission_.is_own_process() || admission_.has_left()) return "";
+  constexpr std::chrono::milliseconds kSleep{5};
+  const class Never final : public Work {
+  } never;
+  const CountedLock guard(mutex_);
+  const Pipeline& pipeline = engine_.pipeline();
+  engine_.advance();
+  while (!pipeline.is_empty() && !engine_.is_over() && !deadline.passed()) waiter_.poll(mutex_, never, kSleep);
+  if (!engine_.failure().empty() || pipeline.is_empty()) return engine_.failure();
+  return announced(world_, rank(), pipeline.at_hand()) + ", is not done: not all ranks have called it";
+}
+
 void Communicator::leave() {
   admission_.check_process();
   const CountedLock guard(mutex_);

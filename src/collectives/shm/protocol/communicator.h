@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "base/clock.h"
 #include "collectives/shm/protocol/admission.h"
 #include "collectives/shm/protocol/channels.h"
 #include "collectives/shm/protocol/counted_mutex.h"
@@ -84,6 +85,10 @@ class Communicator {
 
   /// The ranks that this one was blocked on when it last tried to make progress, as bits. For reports.
   uint64_t waiting_for();
+
+  /// Waits until this rank's collectives are done, the group has ended, or `deadline`. Returns what is wrong with the
+  /// first that is not done; empty: all are, or this rank has left, or this is a child of fork().
+  std::string finish(const Deadline& deadline);
 
   /// Leaves the group now, as the destructor would: never waits, and what is pending fails here and on the ranks that
   /// still need this one. Every later operation throws Error. Memory from allocate() stays valid. A second call does

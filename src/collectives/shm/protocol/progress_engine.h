@@ -59,6 +59,8 @@ class ProgressEngine {
   void abort(const std::string& why);
   /// The same for an operation that has thrown: it leaves the queue.
   void abort_operation(const Operation& operation, const char* why);
+  /// Why collectives of this rank have failed with the group; empty: none has.
+  const std::string& failure() const { return failure_; }
   /// This rank leaves the group: what is pending fails, here and on the ranks that still need this one.
   void leave();
 
@@ -73,6 +75,7 @@ class ProgressEngine {
   uint64_t blocked_on_ = 0;
   uint64_t blocked_on_any_ = 0;
   std::string verdict_text_;
+  std::string failure_;
 };
 
 }  // namespace lockstep::shm

@@ -150,10 +150,15 @@ std::string Verdict::text(const World& world) const {
       return other + " (" + (culprit == world.rank() ? "this process" : world.watch(culprit).text()) +
              ") ended while " + who + " waited for it in " + where + "; " + last_announced(world, culprit) +
              ". Look at the end of that rank's output." + of_messages;
-    case Cause::kLeft:
+    case Cause::kLeft: {
+      // It holds 1 plus the number of collectives that the rank has started.
+      const bool left_it = sequence != 0 && world.control(culprit).closed.load(std::memory_order_acquire) > sequence;
       return other + " has already left the group, but " + who + " called " + where + "; " +
              last_announced(world, culprit) +
-             (of_messages.empty() ? ". All ranks must call the same operations." : "." + of_messages);
+             (left_it               ? ", for which it did not wait. Wait for every Work before the group is left."
+              : of_messages.empty() ? ". All ranks must call the same operations."
+                                    : "." + of_messages);
+    }
     case Cause::kMismatch:
       return "ranks disagree on operation " + std::to_string(sequence) + ": " + who + " called " +
              called(world, reporter, sequence) + ", " + other + " called " + called(world, culprit, sequence) +
