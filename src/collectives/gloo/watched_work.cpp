@@ -9,6 +9,7 @@
 
 #include "collectives/cause.h"
 #include "collectives/split_table.h"
+#include "rank_page/wait_on_page.h"
 
 namespace lockstep::gloo_engine {
 
@@ -41,6 +42,7 @@ bool WatchedWork::wait_watched() {
   // Nearly every rank that is merely late has arrived by the first check.
   auto pause = kFirstCheck;
   for (auto next = started + pause; !is_done_within(kFirstCheck, started);) {
+    WaitOnPage::show_again();
     messages_->start_thread();
     std::string mismatch = messages_->verdict();
     if (mismatch.empty()) mismatch = recorder_->interruption();

@@ -8,6 +8,7 @@
 #include "base/interruption.h"
 #include "base/library_thread.h"
 #include "collectives/gloo/blocked_sigpipe.h"
+#include "rank_page/wait_on_page.h"
 
 namespace lockstep::hierarchical_engine {
 namespace {
@@ -127,6 +128,7 @@ bool Runner::wait(const JobPtr& job, const Deadline* deadline) {
       progress_->make(since);
       lock.lock();
     } else {
+      WaitOnPage::show_again();
       sleep(lock, done_, deadline);
     }
   }

@@ -9,6 +9,7 @@
 #include "base/interruption.h"
 #include "collectives/shm/protocol/verdict.h"
 #include "rank_page/rank_board.h"
+#include "rank_page/wait_on_page.h"
 
 // Waiting: the only place where a thread sleeps, and where it notices that other ranks have ended.
 //
@@ -88,6 +89,7 @@ void Waiter::poll(CountedMutex& mutex, const Work& work, std::chrono::microsecon
 
 void Waiter::sleep(CountedMutex& mutex, const Work& work, std::chrono::microseconds at_most) {
   Control& mine = world_.mine();
+  WaitOnPage::show_again();
   own_page().set_waits_for(world_.numbers().launched_ranks(engine_.waits_for()));
   const uint32_t bell = mine.bell.load();
   mine.awaited.fetch_or(engine_.waits_for(), std::memory_order_seq_cst);
