@@ -51,7 +51,7 @@ const char* name_of(char state) {
 
 /// The wait of another thread than the one whose operation ran last; empty if there is none.
 std::string other_wait(const RankStatus& account) {
-  const auto& [group, sequence, collective, needs] = account.awaited;
+  const uint64_t group = account.awaited.group, sequence = account.awaited.sequence;
   const auto& operation = account.operation;
   if (!account.waiting || group == 0 || (operation.group_id == group && operation.sequence == sequence)) return "";
   std::string text = ", a thread waits in operation #" + std::to_string(sequence);

@@ -26,8 +26,7 @@ std::string cause_of_failure(c10d::Work& work) {
 }  // namespace
 
 void PendingWorks::forget_succeeded() {
-  while (!works_.empty() && works_.front().work->isCompleted() && works_.front().work->isSuccess())
-    works_.pop_front();
+  while (!works_.empty() && works_.front().work->isCompleted() && works_.front().work->isSuccess()) works_.pop_front();
 }
 
 void PendingWorks::add(Entry entry, WorkPtr work) {
