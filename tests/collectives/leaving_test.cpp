@@ -1,10 +1,9 @@
-#include <gtest/gtest.h>
-#include <lockstep/group.h>
-
 #include <cstdlib>
 #include <optional>
 #include <thread>
 
+#include <gtest/gtest.h>
+#include <lockstep/group.h>
 #include <torch/torch.h>
 
 #include "base/clock.h"
@@ -13,7 +12,7 @@
 
 // Ranks that leave a subgroup: what the others are told, and what becomes of operations that nobody waited for.
 
-namespace lockstep {
+namespace lockstep::leaving_test {
 namespace {
 
 using std::chrono::seconds;
@@ -165,4 +164,4 @@ TEST_P(Leaving, ASubgroupEndsWhatNobodyWaitsFor) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::leaving_test
