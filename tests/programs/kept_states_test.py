@@ -137,7 +137,8 @@ class KeptStates(unittest.TestCase):
             output = process.communicate(timeout=120)[1]
             self.assertEqual(process.returncode, 41, output)
             self.assertIn("no restart: all 2 of --max-restarts were made", output)
-            kept = re.search(r"kept      step (\d+) in (\S+?),", output)
+            # Without a comma if the program itself had saved that step to disk, as it does every ten.
+            kept = re.search(r"kept      step (\d+) in ([^\s,]+)", output[output.index("no restart: all 2"):])
             self.assertTrue(kept and kept[2].startswith(checkpoints), output)
             step = int(kept[1])
             self.goes_on_with_the_right_bits(checkpoints, step, step + 3, ("-n", ranks))
