@@ -33,7 +33,7 @@ struct DiLoCoOptions {
   /// From 0 to 1.
   double mixing = 0.5;
   Wire wire = Wire::kFloat32;
-  /// What rounding to `wire` lost is added to what the machine sends of the fragment next time.
+  /// Adds the rounding error of `wire` to the values that the machine sends of the fragment next time.
   bool error_feedback = false;
   /// SGD on the pseudo-gradients. `nesterov` has no effect without momentum.
   double outer_lr = 0.7;
@@ -45,7 +45,7 @@ struct DiLoCoOptions {
   std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<at::Tensor>& parameters)> outer_optimizer{};
 };
 
-/// What a DiLoCo has done so far. Machines are numbered by their first ranks.
+/// Counts of a DiLoCo's work so far. Machines are numbered by their first ranks.
 struct DiLoCoStats {
   int64_t steps = 0;                         ///< calls of step()
   int64_t rounds = 0;                        ///< turns of fragments whose result was applied

@@ -31,7 +31,7 @@ struct ReplayBufferOptions {
 ///     auto batch = experience.sample();                                        // ["observation"]: [32, 4]
 ///     checkpointer.add("experience", experience);                              // each rank's
 ///
-/// What is drawn depends only on the seed, the rank, the number of calls of sample() so far and the samples in the
+/// A draw depends only on the seed, the rank, the number of calls of sample() so far and the samples in the
 /// buffer. So a run that resumes from a checkpoint draws what it would have drawn. Nothing but the constructor
 /// communicates. Used by one thread at a time.
 class ReplayBuffer {

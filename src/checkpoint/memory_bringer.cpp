@@ -71,7 +71,7 @@ std::vector<HeldRange> divided(const std::vector<ByteRange>& ranges, const Image
   return divided;
 }
 
-/// What one rank asks another for.
+/// A rank's request to another.
 struct SliceRequest {
   ByteRange range;
   int source = 0;

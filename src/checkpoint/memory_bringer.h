@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-/// What `parts` use on this rank of the partial storages of an open slot, as ranges of the common image.
+/// The parts of an open slot's partial storages that `parts` use on this rank, as ranges of the common image.
 std::vector<ByteRange> ranges_to_load(const std::vector<CheckpointPart>& parts, const OpenSlot& open);
 
 /// Fills these ranges of the partial storages: from this machine's memory, or, if it lacks a slice, piece by piece from

@@ -21,8 +21,8 @@ namespace lockstep {
 /// own states. So a rank that begins to write knows that the previous save is whole on every machine, and some sequence
 /// always is.
 ///
-/// What lies in slices on the ranks is on two machines: that of its rank, and the next one in the order of their first
-/// ranks, after the last the first. Each rank sends its slices to a rank there, piece by piece.
+/// State that lies in slices on the ranks is on two machines: that of its rank, and the next one in the order of their
+/// first ranks, after the last the first. Each rank sends its slices to a rank there, piece by piece.
 class MemoryMachines {
  public:
   /// `first_ranks` has, for each rank, the first rank of its machine. `rank` is this rank.

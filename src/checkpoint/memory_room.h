@@ -18,7 +18,7 @@ class MemoryRoom {
   MemoryRoom(MappedSlots& memory, int rank, const MemoryMachines& machines)
       : memory_(memory), rank_(rank), machines_(machines) {}
 
-  /// What a save takes.
+  /// The memory that a save takes.
   struct Sizes {
     uint64_t common_bytes = 0;
     uint64_t own_bytes = 0;
@@ -38,7 +38,7 @@ class MemoryRoom {
 
   uint64_t common_capacity() const { return common_capacity_; }  ///< of the whole common image; equal on all ranks
   uint64_t own_capacity() const { return own_capacity_; }
-  /// What this rank writes of a common image that has room, in the order of the image.
+  /// The ranges of a common image that this rank writes, in the order of the image. There must be room for it.
   std::vector<ByteRange> share(const ImageSlices& slices) const;
   /// Frees what no rank of this machine writes in that slot. Call it once for each slot after open(), between begin()
   /// and finish() of a save, on one rank of the machine.

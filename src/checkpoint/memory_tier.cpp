@@ -196,7 +196,7 @@ MemoryTier::MemoryTier(std::unique_ptr<MappedSlots> memory, MemoryMachines machi
 
 MemoryTier::~MemoryTier() { in_use = false; }
 
-/// What a rank is about to save.
+/// The state that a rank is about to save.
 struct MemoryTier::Saved {
   Saved(const std::vector<CheckpointPart>& parts, int64_t step, const Group& group)
       : state(split_state(parts, step, group)), common(state.common) {

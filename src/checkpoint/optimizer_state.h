@@ -24,7 +24,7 @@ bool is_never_whole(const torch::optim::Optimizer& optimizer);
 /// REQUIRES: every rank calls it.
 std::optional<c10::IValue> optimizer_state_in_slices(const torch::optim::Optimizer& optimizer, const Group& group);
 
-/// What adopt_optimizer_state_dict() and the next step use of such a state on this rank.
+/// The elements of such a state that adopt_optimizer_state_dict() and the next step use on this rank.
 std::vector<detail::ElementRange> elements_to_load(const torch::optim::Optimizer& optimizer, const c10::IValue& state);
 
 }  // namespace lockstep

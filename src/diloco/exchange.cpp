@@ -31,7 +31,7 @@ Head head_of(const at::Tensor& messages, int row) {
 
 bool has_parts(const Machines& machines) { return machines.count() > 2; }
 
-/// What keeps a round from being good, of what the machines say; empty: nothing.
+/// Describes why a round failed, from the machines' statements; empty: it succeeded.
 std::string error_of(const Machines& machines, const std::vector<Head>& heads) {
   for (int machine = 0; machine < machines.count(); ++machine) {
     const Head& head = heads[static_cast<size_t>(machine)];

@@ -15,7 +15,7 @@
 
 namespace lockstep::diloco {
 
-/// What a machine says of itself when it sends a fragment.
+/// A machine's statement about itself when it sends a fragment.
 enum class Condition : int32_t {
   kTakesPart,
   kNotFinite,  ///< it is left out

@@ -23,18 +23,18 @@ class OuterFragment {
   OuterFragment(Fragment fragment, const Machines& machines, const DiLoCoOptions& options);
 
   const Fragment& fragment() const { return fragment_; }
-  /// What all ranks must have in common of the outer optimizer.
+  /// Describes the outer optimizer, as it must be on all ranks.
   std::string describe() const;
 
-  /// What this machine sends: the outer copy minus its parameters, plus what was lost before. Undefined on a rank
-  /// without a slice.
+  /// Returns what this machine sends: the outer copy minus its parameters, plus what was lost before. Undefined on a
+  /// rank without a slice.
   at::Tensor pseudo_gradient(const Machines& machines) const;
   /// The outer optimizer's step by the mean of the pseudo-gradients. On ranks with a slice.
   void step(const at::Tensor& mean);
   /// All slices of the outer copy. Every rank of the machine calls it.
   at::Tensor whole(const Machines& machines) const;
 
-  /// What rounding lost, of this machine's pseudo-gradient and of the means that this rank has sent; undefined without
+  /// Rounding errors of this machine's pseudo-gradient, and of the means that this rank has sent; undefined without
   /// error feedback.
   const at::Tensor& rest() const { return rest_; }
   const at::Tensor& mean_rest() const { return mean_rest_; }

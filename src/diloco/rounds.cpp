@@ -29,7 +29,7 @@ using diloco::Fragment;
 using diloco::Outcome;
 using diloco::OuterFragment;
 
-/// What ranks compare, one line each.
+/// Lists the values that ranks compare, one per line.
 std::string describe(const DiLoCoOptions& options) {
   std::ostringstream text;
   text.precision(15);

@@ -41,13 +41,13 @@ struct DiLoCo::State {
 
   std::vector<diloco::OuterFragment> make_fragments();
   void check_usable() const;
-  /// What this machine can send of a fragment. Every rank of the machine calls it, and all get the same.
+  /// Whether this machine can send a fragment. Every rank of the machine calls it and gets the same answer.
   diloco::Condition agree(const at::Tensor& values) const;
   Round begin(size_t fragment);
   void continue_round(Round& round);
   /// `keep`: the share of the machine's own values in the parameters.
   void end_round(Round& round, double keep);
-  /// The same on all ranks of the machine.
+  /// Returns the same outcome on all ranks of the machine.
   diloco::Outcome outcome_of(Round& round);
   void count(const diloco::Outcome& outcome, int64_t sent_at);
   /// Sets the fragment's parameters from the outer copy. Every rank of the machine calls it.

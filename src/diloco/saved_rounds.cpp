@@ -190,7 +190,7 @@ void DiLoCo::State::load_from_ranks(const std::vector<StateDict>& ranks) {
     if (!machines_.owns_slice() && item.value().dim() == 1) continue;
     at::Tensor row = joined(first, name);
     if (name.ends_with(".rest") || name.ends_with(".mean_rest")) {
-      // What machines have yet to send is shared by all new ones; of a mean, each part is on one machine.
+      // All new machines share the rest that machines have yet to send; each part of a mean is on one machine.
       for (size_t machine = 1; machine < machines.size(); ++machine) row = row + joined(machines[machine], name);
       if (name.ends_with(".rest")) row = row / static_cast<double>(machines.size());
     }

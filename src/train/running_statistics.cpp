@@ -43,7 +43,7 @@ struct Moments {
   }
 };
 
-/// What a rank says ahead of its moments.
+/// The words that a rank sends ahead of its moments.
 enum Word : int64_t {
   kCount,  ///< of its samples, or a Trouble
   kCall,   ///< hash of the function and the shape of a sample
@@ -55,7 +55,7 @@ enum Word : int64_t {
   kWords
 };
 
-/// What is wrong with a rank's samples.
+/// A defect of a rank's samples.
 enum Trouble : int64_t {
   kNone = 0,
   kUndefined = -1,
@@ -93,7 +93,7 @@ Trouble trouble_of_values(const at::Tensor& samples) {
 /// The high bits of a hash, as many as a double holds.
 double exact(const Hash& hash) { return static_cast<double>(hash.value() >> 12); }
 
-/// What every rank must bring alike.
+/// The values that must be equal on every rank.
 struct Call {
   std::string name;  ///< of the function, and the shape of a sample
   double epsilon = 0, limit = 0;

@@ -40,7 +40,7 @@ class ImageSlices {
   /// Null if no such storage begins there.
   const Storage* storage_at(uint64_t begin) const;
 
-  /// What is plain in an image of so many bytes.
+  /// The ranges outside slices in an image of this many bytes.
   std::vector<ByteRange> plain(uint64_t image_bytes) const;
   /// The slices of a rank.
   std::vector<ByteRange> of_rank(int rank) const;

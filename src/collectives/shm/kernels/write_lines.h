@@ -12,8 +12,7 @@ inline void fetch_to_write(const void* from, size_t bytes) {
   constexpr size_t kLine = 64;
   for (size_t at = 0; at < bytes; at += kLine) {
 #ifdef __x86_64__
-    // What the compiler makes of its builtin here fetches the line for reading. Processors without this instruction do
-    // nothing.
+    // The compiler's builtin would fetch the line for reading here. Processors without this instruction ignore it.
     asm volatile("prefetchw %0" : : "m"(static_cast<const char*>(from)[at]));
 #else
     __builtin_prefetch(static_cast<const char*>(from) + at, 1);

@@ -175,7 +175,7 @@ bool Channels::open_incoming(int from, Incoming& incoming) {
   incoming.box = boxes_.next(from);
   if (incoming.box == nullptr) {
     if (!streams_.has(from, sizeof(Envelope))) return false;
-    // What has come through the stream since may be the message after one that has come in a box since.
+    // The stream may since have brought the message that follows one which has since come in a box.
     incoming.box = boxes_.next(from);
   }
   if (incoming.box != nullptr) {

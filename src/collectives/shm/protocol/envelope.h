@@ -6,7 +6,7 @@
 
 namespace lockstep::shm {
 
-/// What a message says about itself, as it travels.
+/// The header of a message, as it travels.
 struct Envelope {
   int64_t tag = 0;
   uint64_t bytes_and_type = 0;

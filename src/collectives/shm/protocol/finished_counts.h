@@ -15,13 +15,13 @@ class FinishedCounts {
 
   uint64_t own() const { return own_; }
   void set_own(uint64_t finished) { own_ = by_[static_cast<size_t>(world_.rank())] = finished; }
-  /// What that rank has announced: it has finished so many, or more.
+  /// Records that rank's announcement that it has finished this many operations or more.
   void note(int rank, uint64_t finished) {
     uint64_t& known = by_[static_cast<size_t>(rank)];
     known = std::max(known, finished);
   }
 
-  /// What all ranks have finished.
+  /// The number that all ranks have finished.
   uint64_t least() const { return *std::min_element(by_.begin(), by_.begin() + world_.size()); }
 
   /// Whether every rank has finished so many. Asks those of which it is not known, and adds to `blocked_on` those that

@@ -57,7 +57,7 @@ class ProgressEngine {
   bool is_over();
   /// Ends the group on every rank, unless it is over or this rank has left it.
   void abort(const std::string& why);
-  /// The same for an operation that has thrown: it leaves the queue.
+  /// Does the same for an operation that has thrown, and removes it from the queue.
   void abort_operation(const Operation& operation, const char* why);
   /// Why collectives of this rank have failed with the group; empty: none has.
   const std::string& failure() const { return failure_; }

@@ -25,8 +25,8 @@ enum class OperationKind : uint8_t {
 };
 const char* name(OperationKind kind);
 
-/// What the user called, where it was not the operation itself but something made of several. Values travel between
-/// ranks: append only, 15 at most.
+/// The function that the user called, if it is made of several operations. Values travel between ranks: append only, 15
+/// at most.
 enum class CalledAs : uint8_t {
   kItself,
   kBroadcastBytes,

@@ -39,7 +39,7 @@ class Rounds {
   uint64_t rounds_for(size_t bytes) const;
   /// The longest from any rank to any rank; the same on every rank.
   size_t longest_block() const;
-  /// What a word holds when `rounds` of this operation are done.
+  /// The value of a word when `rounds` of this operation are done.
   uint64_t key(uint64_t rounds) const { return before_ + rounds; }
 
   bool may_fill(uint64_t round, uint64_t& blocked_on) const;

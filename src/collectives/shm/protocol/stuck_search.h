@@ -10,8 +10,8 @@
 
 namespace lockstep::shm {
 
-/// What a rank tells the others while the only thread that calls its group waits. Ranks are those of the group, sets of
-/// them bits.
+/// A rank's statement to the others while the only thread that calls its group waits. Ranks are those of the group;
+/// sets of them are bits.
 struct Waiting {
   enum class Kind : uint8_t { kNothing, kCollective, kSend, kReceive };
   Kind kind = Kind::kNothing;

@@ -24,9 +24,9 @@ inline Range slice_of(int rank, int ranks, size_t bytes, size_t to) {
 
 /// Which bytes an operation moves between which ranks: pure copying and reducing, no flags and no waiting.
 ///
-/// What a rank gives to the others is its package: one block for all of them (broadcast, gather, reduce, ...) or one
-/// block for each (scatter, reduce_scatter, all_to_all). A package is moved whole or in rounds; a round is a range
-/// [begin, end) of every block.
+/// The data that a rank gives to the others is its package: one block for all of them (broadcast, gather, reduce, ...)
+/// or one block for each (scatter, reduce_scatter, all_to_all). A package is moved whole or in rounds; a round is a
+/// range [begin, end) of every block.
 class Transfer {
  public:
   Transfer(const Request& request, int rank, int size)
@@ -40,7 +40,7 @@ class Transfer {
 
   size_t block_bytes() const { return block_bytes_; }
   bool has_block_per_rank() const { return per_rank_; }
-  /// What `rank` sums of an all_reduce in slices: of large ones whole pages.
+  /// The part of an all_reduce in slices that `rank` sums: whole pages of a large one.
   Range slice(int rank) const {
     return slice_of(rank, size_, block_bytes_, block_bytes_ >= (size_t{1} << 20) ? 4096 : kCacheLine);
   }

@@ -130,7 +130,7 @@ void Waiter::find_departed_peers(const Work* waited) {
     if (waited != nullptr && !waited->done()) find_stuck_ranks(*waited);
     return;
   }
-  // What the peer published before it ended still counts.
+  // Everything that the peer published before it ended still counts.
   engine_.advance();
   if ((engine_.waits_for() & world_.bit(culprit)) == 0) return;
   const bool left = world_.control(culprit).closed.load(std::memory_order_acquire) != 0;

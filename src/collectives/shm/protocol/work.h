@@ -6,14 +6,14 @@
 
 namespace lockstep::shm {
 
-/// What was started and can be waited for: a collective (Operation), a send or a receive (Message).
+/// An operation that was started and can be waited for: a collective (Operation), a send or a receive (Message).
 ///
 /// done() never blocks and makes no progress by itself (Communicator::progress and Communicator::wait do). Any thread
 /// may ask.
 class Work {
  public:
   virtual ~Work() = default;
-  /// What is acquired here was released by succeed() or fail(), on the thread that made progress.
+  /// Acquires what succeed() or fail() released on the thread that made progress.
   bool done() const { return state_.load(std::memory_order_acquire) != State::kPending; }
   bool failed() const { return state_.load(std::memory_order_acquire) == State::kFailed; }
   /// Why; only after failed() said so.
