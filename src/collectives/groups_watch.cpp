@@ -172,9 +172,11 @@ bool GroupsWatch::is_certain(const WaitRecords& records, const std::vector<bool>
 void GroupsWatch::compare() {
   next_comparison_ = Clock::now() + interval_;
   interval_ = std::min(interval_ * 3 / 2, kLongestInterval);
+  // Before this rank is looked at; the launcher looks at the page, too.
+  own_page().note_free_threads(another_thread_may_act(own_page().caller()));
   const Look here = look_at_self();
   // A page shows only one thread's wait.
-  if (!here.status.has_one_caller || another_thread_may_act(own_page().caller())) return withdraw();
+  if (!here.status.has_one_caller) return withdraw();
   if (here.wait() != wait_ || wait_->group == 0) return;
   const WaitRecord own = record_of(here);
   if (look_at_self().wait() != wait_) return;  // calls counted since then belong to another wait

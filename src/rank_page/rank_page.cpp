@@ -56,6 +56,7 @@ void RankPage::begin(pid_t pid) {
   taken_groups_.store(0, std::memory_order_relaxed);
   caller_.store(0, std::memory_order_relaxed);
   has_several_callers_.store(0, std::memory_order_relaxed);
+  has_free_threads_.store(0, std::memory_order_relaxed);
 }
 
 void RankPage::start_operation(uint64_t sequence, const char* kind, const char* dtype, int64_t elements,
@@ -207,7 +208,8 @@ RankStatus RankPage::read(int world_size) const {
     std::atomic_thread_fence(std::memory_order_acquire);  // with the release fence of start_operation()
     if (before % 2 == 0 && version_.load(kRelaxed) == before) break;
   }
-  account.has_one_caller = caller_.load(kRelaxed) != 0 && has_several_callers_.load(kRelaxed) == 0;
+  account.has_one_caller =
+      caller_.load(kRelaxed) != 0 && has_several_callers_.load(kRelaxed) == 0 && has_free_threads_.load(kRelaxed) == 0;
   const uint64_t failure = failure_.load(std::memory_order_acquire);
   unpack(static_cast<uint32_t>(failure), world_size, account.failure, account.peer);
   account.opponent = rank_of(static_cast<uint32_t>(failure >> 32), world_size);

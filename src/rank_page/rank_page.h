@@ -76,10 +76,11 @@ struct RankStatus {
   bool waiting = false;  ///< one of its threads waits for a collective, with or without naming ranks
   Awaited awaited;       ///< while it is `waiting`
   std::vector<Group> groups;
-  bool has_one_caller = false;  ///< one thread has made all groups and called all operations
-  uint64_t waits_for = 0;       ///< the ranks it waits for, as bits; only while an operation runs or is awaited
-  uint64_t beats = 0;           ///< grows with all its activity
-  uint64_t heartbeats = 0;      ///< of the program (lockstep::heartbeat()); part of beats
+  /// One thread has made all groups and called all operations, and it is not known that another may.
+  bool has_one_caller = false;
+  uint64_t waits_for = 0;   ///< the ranks it waits for, as bits; only while an operation runs or is awaited
+  uint64_t beats = 0;       ///< grows with all its activity
+  uint64_t heartbeats = 0;  ///< of the program (lockstep::heartbeat()); part of beats
   Clock::time_point last_heartbeat;
   std::chrono::milliseconds collective_timeout{0};  ///< how long one of its collectives may take; 0: unknown
   int64_t steps = 0;                                ///< training steps since it started
@@ -136,6 +137,8 @@ class RankPage {
     const uint64_t here = thread_number();
     if (caller_.load(std::memory_order_relaxed) != here) note_other_caller(here);
   }
+  /// Records whether another thread of the rank may use a group next; see RankStatus::has_one_caller.
+  void note_free_threads(bool any) { has_free_threads_.store(any ? 1 : 0, std::memory_order_relaxed); }
   /// The thread that uses groups, by thread_number(); 0: none has.
   uint64_t caller() const { return caller_.load(std::memory_order_relaxed); }
   /// Begins a wait in the group with this place. For a message, `awaited.collective` is 0.
@@ -272,6 +275,7 @@ class RankPage {
   std::atomic<uint32_t> awaited_needs_some_{0};
   std::atomic<uint64_t> caller_{0};  ///< the number of the first thread that has called
   std::atomic<uint32_t> has_several_callers_{0};
+  std::atomic<uint32_t> has_free_threads_{0};
   std::atomic<uint32_t> taken_groups_{0};  ///< places, as bits
   Group groups_[kShownGroups];
 };
