@@ -23,6 +23,7 @@ class PythonModule final : public Source {
 
   NamedTensors parameters() const override { return list("named_parameters"); }
   NamedTensors buffers() const override { return list("named_buffers"); }
+  const char* attaching_call() const override { return "attach()"; }
   bool is_edited() override { return edited_; }
   void remember() override;
 

@@ -10,12 +10,13 @@ namespace lockstep::python {
 namespace {
 
 /// Phrases that are replaced as a whole, before single names.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 13> kPhrases{{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 14> kPhrases{{
     {"DistributedDataParallelOptions::reduction = GradientReduction::kWeightedMean",
      "lockstep.attach(..., reduction=\"weighted_mean\")"},
     {"GradientReduction::kWeightedMean", "reduction=\"weighted_mean\""},
     {"GradientReduction::kMean", "reduction=\"mean\""},
     {"Use kSum", "Use reduction=\"sum\""},
+    {"`buffers kNone`", "`buffers \"none\"`"},
     {"JoinOptions::shadow", "the shadow of join()"},
     {"hold a no_sync() guard", "use no_sync()"},
     {"model.clip_grad_norm()", "replica.clip_grad_norm()"},

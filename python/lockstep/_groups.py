@@ -25,6 +25,7 @@ class _Entry:
 
 
 _known: "weakref.WeakKeyDictionary[Any, _Entry]" = weakref.WeakKeyDictionary()  # by torch's process group
+_turns: "weakref.WeakKeyDictionary[Any, threading.Lock]" = weakref.WeakKeyDictionary()  # by the C++ library's group
 _lock = threading.Lock()
 _making = threading.Lock()  # torch's default group
 _alone: Any = None
@@ -56,6 +57,12 @@ def of(group: Optional[dist.ProcessGroup], timeout: Optional[datetime.timedelta]
             raise ValueError(f"lockstep.attach(): a timeout of {timeout.total_seconds():g} s, but a module was attached to this group {known}; "
                              "give all of a group's modules the same timeout, or this one a group of its own (dist.new_group())")
         return entry.group
+
+
+def turn(group: Any) -> threading.Lock:
+    """Held while a module is attached: threads that attach in one group take turns, in different groups they do not wait."""
+    with _lock:
+        return _turns.setdefault(group, threading.Lock())
 
 
 def close() -> None:

@@ -56,7 +56,9 @@ def attach(module: torch.nn.Module, group: Optional[dist.ProcessGroup] = None, *
                    buffers=_choice(_C.BufferPolicy, "buffers", buffers), init_sync=init_sync,
                    delay_all_reduce_named_params=list(delay_all_reduce_named_params),
                    parameters_to_ignore=list(parameters_to_ignore), keep_freed_memory=keep_freed_memory)
-    return Replica(module, _groups.of(group, timeout), options)
+    own = _groups.of(group, timeout)
+    with _groups.turn(own):
+        return Replica(module, own, options)
 
 
 class Replica:

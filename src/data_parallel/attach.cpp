@@ -106,7 +106,7 @@ Replica::State::State(std::unique_ptr<Source> from, const Group& in, Distributed
           options.parameters_to_ignore, [this] { reducer->note_unfollowed_backward(); },
           /*watches_untrained=*/group.rank() == 0) {
   check(options);
-  const OperationLabel label("DistributedDataParallel()");
+  const OperationLabel label(from->attaching_call());
   check_same_on_all_ranks(group, "option", describe(options, lockstep::state_of(group).virtual_ranks.get()));
   number_ = ++state_of(group).replicas;
   attach(std::move(from));
@@ -177,7 +177,7 @@ void Replica::State::attach(std::unique_ptr<Source> from) {
               " wait in .grad; call reduce_gradients() before refresh()");
   TORCH_CHECK(join.options == nullptr,
               "refresh() was called within join(), where ranks that have run out of inputs cannot call it");
-  const OperationLabel label(reducer ? "refresh()" : "DistributedDataParallel()");
+  const OperationLabel label(reducer ? "refresh()" : from->attaching_call());
   const Source& source = from ? *from : attached.source();
   AttachedModel::Tensors now{
       .parameters = attached.parameters_of(source), .buffers = attached.buffers_of(source), .followed = {}};

@@ -22,6 +22,8 @@ class Source {
   virtual NamedTensors parameters() const = 0;
   virtual NamedTensors buffers() const { return {}; }
   virtual bool is_training() const { return true; }
+  /// The call that attaches to it, for messages: a literal.
+  virtual const char* attaching_call() const { return "DistributedDataParallel()"; }
   /// LibTorch's layers with their options, one per line, which ranks must have in common besides tensors.
   virtual std::string layers() const { return ""; }
   /// Whether it is a list that the user passed, in which replaced tensors cannot be detected.
