@@ -19,7 +19,8 @@ std::string replicas_of(const Group& all, const Group& model) {
     const size_t space = told.find(' ');
     if (!machine.empty() && told.substr(space + 1) != machine) return "";
     machine = told.substr(space + 1);
-    ranks += (ranks.empty() ? "" : " ") + told.substr(0, space);
+    if (!ranks.empty()) ranks += ' ';
+    ranks += told.substr(0, space);
   }
   return ranks;
 }
