@@ -37,6 +37,7 @@ void move_for_long(const lockstep::Context& context) {
   std::string line = "moving:";
   for (const std::string& pid : context.group().all_gather_bytes(std::to_string(::getpid()))) line += " " + pid;
   if (context.is_main()) std::cout << line << std::endl;
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until the test has begun
   const auto start = steady_clock::now();
   context.group().all_reduce(tensor);
   if (context.is_main())

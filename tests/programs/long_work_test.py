@@ -34,7 +34,7 @@ class LongWork(ProgramTest):
         self.assertEqual(self.launched(2, "sleeps", "gloo", options=("--hang-timeout", 1)).returncode, 43)
 
     def test_one_collective_that_moves_for_long_is_none(self):
-        # Ranks that have a processor for 1 ms of each 100: the pages used to stand still within a collective.
+        # Ranks that have a processor for 2 ms of each 100: the pages used to stand still within a collective.
         for ranks, words in ((2, ()), (3, ()), (2, ("gloo",))):
             with subprocess.Popen([LOCKSTEP, "run", "-n", str(ranks), "--run-dir", "run", "--hang-timeout", "2", "--", PROGRAM, "moves", *words],
                                   cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
@@ -44,7 +44,7 @@ class LongWork(ProgramTest):
                 processes = [int(pid) for pid in line.split()[line.split().index("moving:") + 1:]]
                 self.assertEqual(len(processes), ranks, line)
                 while launcher.poll() is None:
-                    for number, pause in ((signal.SIGSTOP, 0.099), (signal.SIGCONT, 0.001)):
+                    for number, pause in ((signal.SIGSTOP, 0.098), (signal.SIGCONT, 0.002)):
                         for pid in processes:
                             with contextlib.suppress(ProcessLookupError):
                                 os.kill(pid, number)
