@@ -9,7 +9,7 @@ import time
 
 from hosts_test import ADDRESSES, Hosts, OneCommandTest, kill_if_there, processes_of
 from lost_hosts_test import agents_of
-from support import BIN, LOCKSTEP, TRAIN, main, marked_processes
+from support import BIN, LOCKSTEP, TRAIN, main, marked_processes, write_text
 
 RENDEZVOUS = ADDRESSES[0] + ":29517"  # in a network of its own
 
@@ -170,8 +170,7 @@ class ElasticHosts(OneCommandTest):
 
     def test_a_machine_is_lost_under_a_fully_sharded_model(self):
         """Which is saved on disk alone, in slices: half the ranks, on one machine, go on as half the ranks that resume there do."""
-        with open("/usr/share/common-licenses/GPL-3", "rb") as whole, open(os.path.join(self.folder, "text"), "wb") as part:
-            part.write(whole.read(6000))
+        write_text(os.path.join(self.folder, "text"), 6000)
 
         def training(name, states):
             return ["--log-dir", name, "--", os.path.join(BIN, "gpt_text"), "--fully-sharded", "--text", "text", "--generate", 1, "--epochs", 8,

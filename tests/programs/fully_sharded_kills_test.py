@@ -6,30 +6,18 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import tempfile
 import time
 import unittest
 
-from support import BIN, LOCKSTEP, environment, main, marked_processes
+from support import LOCKSTEP, TextTraining, main, marked_processes
 
 NIGHTLY = bool(os.environ.get("LOCKSTEP_NIGHTLY"))
 
 
-class Kills:
+class Kills(TextTraining):
     """Of the program whose arguments are in PROGRAM."""
 
     KILLS = 50 if NIGHTLY else 15
-
-    def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="lockstep_test_")
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-        self.mark = f"LOCKSTEP_TEST_MARK={self.folder}"
-        with open("/usr/share/common-licenses/GPL-3", "rb") as whole, open(self.path("text"), "wb") as part:
-            part.write(whole.read(6000))
-
-    def path(self, *names):
-        return os.path.join(self.folder, *names)
 
     def launcher(self, name):
         return [LOCKSTEP, "run", "-n", "4", "--max-restarts", "3", "--run-dir", self.path(name), "--", "sh", "-c",
@@ -42,12 +30,7 @@ class Kills:
         pass
 
     def start(self, name):
-        command = [*self.launcher(name), os.path.join(BIN, self.PROGRAM[0]), *self.PROGRAM[1:], "--text", self.path("text"), "--epochs", "4", "--width", "32",
-                   "--heads", "2", "--layers", "3", "--block-length", "32", "--folder", self.path(name + ".states"), "--json", self.path(name + ".json")]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                                   env=environment(OMP_NUM_THREADS="1", LOCKSTEP_TEST_MARK=self.folder))
-        self.addCleanup(lambda: process.poll() is None and process.kill())
-        return process
+        return self.train(self.launcher(name), *self.PROGRAM, "--folder", self.path(name + ".states"), "--json", self.path(name + ".json"))
 
     def figures(self, name):
         with open(self.path(name + ".json")) as file:

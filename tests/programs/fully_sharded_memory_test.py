@@ -3,36 +3,19 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 import unittest
 
-from support import BIN, LOCKSTEP, environment, main, marked_processes
+from support import LOCKSTEP, TextTraining, environment, main, marked_processes
 
 
-class FullyShardedMemory(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="lockstep_test_")
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-        self.mark = f"LOCKSTEP_TEST_MARK={self.folder}"
-        with open("/usr/share/common-licenses/GPL-3", "rb") as whole, open(self.path("text"), "wb") as part:
-            part.write(whole.read(6000))
-
-    def path(self, *names):
-        return os.path.join(self.folder, *names)
-
+class FullyShardedMemory(TextTraining, unittest.TestCase):
     def start(self, run, states, *launcher):
         """A training that saves each epoch to disk, and each step to memory."""
-        command = [LOCKSTEP, "run", *launcher, "--run-dir", self.path(run), "--", os.path.join(BIN, "gpt_text"), "--fully-sharded", "--memory-every", "1",
-                   "--text", self.path("text"), "--epochs", "4", "--width", "32", "--heads", "2", "--layers", "3", "--block-length", "32", "--generate", "1",
-                   "--folder", self.path(states), "--json", self.path(run + ".json")]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                                   env=environment(OMP_NUM_THREADS="1", LOCKSTEP_TEST_MARK=self.folder))
-        self.addCleanup(lambda: process.poll() is None and process.kill())
-        return process
+        return self.train([LOCKSTEP, "run", *launcher, "--run-dir", self.path(run), "--"], "gpt_text", "--fully-sharded", "--memory-every", "1",
+                          "--generate", "1", "--folder", self.path(states), "--json", self.path(run + ".json"))
 
     def end(self, process, code):
         errors = process.communicate(timeout=200)[1]

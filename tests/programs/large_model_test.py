@@ -7,7 +7,7 @@ import threading
 import time
 
 from hosts_test import ADDRESSES, Hosts, HostsTest
-from support import BIN, environment, main
+from support import BIN, environment, main, write_text
 
 MACHINES = 3
 # 24 layers of width 592 and what surrounds them; AdamW in float holds 16 bytes for each: value, gradient and two arrays.
@@ -83,8 +83,7 @@ class LargeModel(HostsTest):
             groups.append(MemoryGroup(LIMIT))
             self.addCleanup(groups[-1].remove)
         text = os.path.join(self.folder, "text")
-        with open("/usr/share/common-licenses/GPL-3", "rb") as whole, open(text, "wb") as part:
-            part.write(whole.read(320))
+        write_text(text, 320)
         ranks = []
         for rank, group in enumerate(groups):
             env = environment(RANK=str(rank), WORLD_SIZE=str(MACHINES), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR=ADDRESSES[0],

@@ -141,6 +141,34 @@ class ProgramTest(unittest.TestCase):
             return json.load(file)
 
 
+def write_text(path, size):
+    """A text of so many bytes: the beginning of a licence."""
+    with open("/usr/share/common-licenses/GPL-3", "rb") as whole, open(path, "wb") as part:
+        part.write(whole.read(size))
+
+
+class TextTraining:
+    """For a TestCase: a folder of its own with a small text, on which programs are trained, whose processes are marked."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="lockstep_test_")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.mark = f"LOCKSTEP_TEST_MARK={self.folder}"
+        write_text(self.path("text"), 6000)
+
+    def path(self, *names):
+        return os.path.join(self.folder, *names)
+
+    def train(self, launcher, program, *arguments):
+        """Starts `program` under `launcher` on the text, for four epochs."""
+        command = [*launcher, os.path.join(BIN, program), "--text", self.path("text"), "--epochs", "4", "--width", "32", "--heads", "2", "--layers", "3",
+                   "--block-length", "32", *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                   env=environment(OMP_NUM_THREADS="1", LOCKSTEP_TEST_MARK=self.folder))
+        self.addCleanup(lambda: process.poll() is None and process.kill())
+        return process
+
+
 def thorough(test):
     """Marks a test, or a class of tests, that is left to make test-thorough."""
     test.thorough = True
