@@ -61,17 +61,6 @@ CheckpointMessage CheckpointMessage::decode(std::string bytes, int rank) {
   return message;
 }
 
-std::string failure_of(const std::function<void()>& body) {
-  try {
-    body();
-    return "";
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return *error.what() != '\0' ? error.what() : "an exception without a message";
-  }
-}
-
 CheckpointMessage attempt(const std::function<void(CheckpointMessage&)>& body) {
   CheckpointMessage message;
   const std::string failure = failure_of([&] { body(message); });

@@ -4,6 +4,8 @@
 #include <functional>
 #include <string>
 
+#include "collectives/cause.h"
+
 namespace lockstep {
 
 /// One rank's message to the others about a save or a resume. Fields that do not apply to the outcome stay empty.
@@ -28,9 +30,6 @@ struct CheckpointMessage {
 
   bool operator==(const CheckpointMessage&) const = default;
 };
-
-/// The text of the exception that `body` throws, without LibTorch's backtrace; "" if it throws none.
-std::string failure_of(const std::function<void()>& body);
 
 /// Returns the message that `body` fills in, starting from an empty one; kFailed with the exception's text if it
 /// throws.

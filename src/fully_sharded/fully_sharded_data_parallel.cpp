@@ -117,7 +117,7 @@ std::unique_ptr<detail::Stepper> FullySharded::make_stepper(torch::optim::Optimi
                                         std::string trouble;
                                         const auto look = with_state(
                                             [&](State& state) { trouble = state.trouble_of_gradients("step()"); });
-                                        const std::string gone = fully_sharded::trouble_of(look);
+                                        const std::string gone = failure_of(look);
                                         return gone.empty() ? trouble : gone;
                                       },
                                       with_state([](State& state) { state.after_step(); }),
@@ -229,7 +229,7 @@ void FullySharded::State::check_between_backwards(const std::string& call) {
 
 std::string FullySharded::State::trouble_before(const std::string& call) {
   check_between_backwards(call);
-  std::string trouble = fully_sharded::trouble_of([&] {
+  std::string trouble = failure_of([&] {
     check_usable();
     edits_.check_module();
   });
@@ -315,7 +315,7 @@ void FullySharded::State::load_state_dict(const StateDict& state) {
   const OperationLabel label("load_state_dict() of a FullyShardedDataParallel");
   const CallPlace call(place("load_state_dict()"));
   check_between_backwards("load_state_dict()");
-  tell_all(groups_->all(), fully_sharded::trouble_of([this] { check_usable(); }), "");
+  tell_all(groups_->all(), failure_of([this] { check_usable(); }), "");
   std::string problems;
   for (const Unit& unit : units_)
     for (const Unit::Parameter& parameter : unit.parameters()) {

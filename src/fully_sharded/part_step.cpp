@@ -122,7 +122,7 @@ std::string PartStep::intended() const {
 void PartStep::agree() {
   const OperationLabel label("an optimizer's step");
   std::string trouble = this->trouble();
-  if (trouble.empty()) trouble = trouble_of([&] { states_.reserve(*optimizer_); });
+  if (trouble.empty()) trouble = failure_of([&] { states_.reserve(*optimizer_); });
   const std::string model = trouble.empty() ? events_.describe() : "";
   refuse_difference("step", tell_all(group_, trouble, trouble.empty() ? intended() + model : ""));
 }

@@ -29,7 +29,7 @@ const Group& checked(const Group& group, const FullyShardedOptions& options) {
               "many ranks as virtual ranks");
   constexpr int kMostAhead = 8;
   const OperationLabel label("the options of a FullyShardedDataParallel");
-  const std::string trouble = fully_sharded::trouble_of([&] {
+  const std::string trouble = failure_of([&] {
     TORCH_CHECK(options.prefetch >= 0 && options.prefetch <= kMostAhead, "FullyShardedDataParallel: prefetch is ",
                 options.prefetch, "; it must be from 0 to ", kMostAhead);
   });
@@ -182,7 +182,7 @@ void FullySharded::State::ends(size_t number) noexcept {
 void FullySharded::State::backward_begins() {
   if (backward_.phase == Phase::kBackward) return;
   check_usable();
-  backward_.trouble = fully_sharded::trouble_of([this] {
+  backward_.trouble = failure_of([this] {
     edits_.check_unchanged();
     TORCH_CHECK(
         steps_.expected,

@@ -11,22 +11,11 @@
 #include <lockstep/group.h>
 
 #include "base/rank_names.h"
+#include "collectives/cause.h"
 
 // Tells one rank's misuse to all where they communicate anyway, so that no rank waits for one that has thrown.
 
 namespace lockstep::fully_sharded {
-
-/// The text of the exception that `checks` throw; empty if they throw none.
-inline std::string trouble_of(const std::function<void()>& checks) {
-  try {
-    checks();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
 
 /// Throws the first of the ranks' troubles, with the ranks that have it; returns if all are empty.
 inline void refuse_troubles(const std::vector<std::string>& troubles) {
@@ -37,7 +26,7 @@ inline void refuse_troubles(const std::vector<std::string>& troubles) {
 /// Throws on all ranks if `checks` throw on some.
 /// REQUIRES: every rank calls it.
 inline void on_all_ranks(const Group& group, const std::function<void()>& checks) {
-  const std::string mine = trouble_of(checks);
+  const std::string mine = failure_of(checks);
   const auto all = group.all_gather_bytes(mine);
   TORCH_CHECK(mine.empty(), mine);
   refuse_troubles(all);

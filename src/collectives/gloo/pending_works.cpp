@@ -1,6 +1,5 @@
 #include "collectives/gloo/pending_works.h"
 
-#include <exception>
 #include <thread>
 #include <utility>
 
@@ -13,15 +12,6 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPause{5}, kBetweenLooks{400};
 constexpr milliseconds kOthers{500};  ///< for the others to report a failure, too
-
-std::string cause_of_failure(c10d::Work& work) {
-  try {
-    work.wait();
-  } catch (const std::exception& cause) {
-    return cause_of(cause);
-  }
-  return "";
-}
 
 }  // namespace
 
@@ -56,7 +46,7 @@ std::string PendingWorks::finish(FlightRecorder& recorder, const Deadline& deadl
     const auto one = front();
     if (!one) return "";
     if (one->work->isCompleted()) {
-      const std::string cause = cause_of_failure(*one->work);
+      const std::string cause = failure_of([&] { one->work->wait(); });
       if (!cause.empty()) return recorder.explain(cause, one->entry, kOthers);
       continue;
     }
