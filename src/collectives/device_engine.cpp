@@ -4,6 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/interruption.h"
 #include "base/rank_names.h"
 #include "collectives/cause.h"
 
@@ -39,6 +40,32 @@ void make_device_engine(const Group& group, const at::Tensor& tensor) {
   if (state.factories.device_name) check_gpus(group.all_gather_bytes(state.factories.device_name(tensor.device())));
   state.membership->keep(engine);
   state.device_backend = std::move(engine);
+}
+
+namespace {
+
+/// Ends what waits on the device for other ranks if `body` throws.
+template <typename Body>
+auto or_abort(Group::State& group, const Body& body) {
+  try {
+    return body();
+  } catch (const Interruption&) {
+    throw;
+  } catch (...) {
+    if (group.device_backend) group.device_backend->abort();
+    throw;
+  }
+}
+
+}  // namespace
+
+uint64_t announce_device_call(Group::State& group, const at::Tensor& tensor, const shm::Call& call) {
+  if (tensor.is_cpu() || group.world_size == 1) return 0;
+  return or_abort(group, [&] { return group.device_calls.announce(*group.backend, call, group.sequence); });
+}
+
+void check_device_call(Group::State& group, uint64_t number) {
+  or_abort(group, [&] { group.device_calls.check(number); });
 }
 
 void release_device_engines(const Group& group) {

@@ -28,6 +28,13 @@ inline c10d::Backend& engine_for(const Group& group, const at::Tensor& input, co
   return engine_for(group, input);
 }
 
+/// Announces an operation on tensors on a device to the other ranks. Returns its number for check_device_call(); 0 on
+/// the CPU, and in a group of one.
+uint64_t announce_device_call(Group::State& group, const at::Tensor& tensor, const shm::Call& call);
+/// Throws, on every rank, if a rank's call differs or a rank is gone. The group's device engine has then been aborted,
+/// so that nothing waits for the device.
+void check_device_call(Group::State& group, uint64_t number);
+
 /// Releases the device engines of a group and its subgroups.
 /// REQUIRES: the other ranks have finished their operations.
 void release_device_engines(const Group& group);

@@ -51,10 +51,12 @@ Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor,
   const char* operation = CallGuard::operation(group->caller);
   note_start(*group, group->sequence, operation, tensor);
   RankStatus::Awaited awaited;
-  const bool compares_all = group->compares_all_calls() && tensor.is_cpu();
-  // An operation without elements sends nothing and is not counted on any rank.
-  if (message.empty() && work)
+  uint64_t device_call = 0;
+  if (message.empty() && work) {  // an operation without elements sends nothing and is not counted on any rank
+    device_call = announce_device_call(*group, tensor, call_now(what));
+    const bool compares_all = device_call != 0 || group->compares_all_calls();
     awaited = start_collective(group->on_page, group->rank, group->sequence, what, compares_all);
+  }
   return Work(std::make_shared<Work::State>(Work::State{.operation = operation,
                                                         .sequence = group->sequence++,
                                                         .call = call_now(what),
@@ -63,6 +65,7 @@ Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor,
                                                         .finish = std::move(finish),
                                                         .message = std::move(message),
                                                         .counted = counted,
+                                                        .device_call = device_call,
                                                         .awaited = awaited}));
 }
 
@@ -106,15 +109,6 @@ bool reduce_at_once(const std::shared_ptr<Group::State>& group, const at::Tensor
   return type &&
          run_at_once(group, output, input,
                      {.kind = kind, .type = *type, .op = to_core(op), .count = static_cast<size_t>(output.numel())});
-}
-
-/// The sum of the splits of an all_to_all.
-int64_t rows_of(const char* role, const std::vector<int64_t>& splits) {
-  int64_t rows = 0;
-  for (const int64_t split : splits)
-    TORCH_CHECK(split >= 0 && !__builtin_add_overflow(rows, split, &rows), "all_to_all: the splits of the ", role, ", ",
-                at::IntArrayRef(splits), ", are no numbers of rows; give 0 or more for each rank");
-  return rows;
 }
 
 }  // namespace

@@ -28,7 +28,8 @@ void finish_group(Group::State& group, const Deadline& deadline, bool is_told) n
     auto* const engine = dynamic_cast<FinishesPending*>(group.backend.get());
     if (engine == nullptr) return;
     is_told = is_told && !group.has_thrown && group.membership->told().empty();
-    const std::string why = engine->finish(is_told ? deadline : Deadline(std::chrono::milliseconds(0)));
+    std::string why = engine->finish(is_told ? deadline : Deadline(std::chrono::milliseconds(0)));
+    if (why.empty()) why = group.device_calls.problem();
     if (why.empty() || !is_told) return;
     has_told = true;
     own_page().fail(RankFailure::kMismatch, -1, why);

@@ -16,6 +16,7 @@
 #include "base/shared_segment.h"
 #include "base/virtual_ranks.h"
 #include "collectives/call_guard.h"
+#include "collectives/device_calls.h"
 #include "collectives/engine_interfaces.h"
 #include "collectives/message_counts.h"
 #include "rank_page/page_group.h"
@@ -98,6 +99,7 @@ struct Group::State {
   std::shared_ptr<VirtualRanks> virtual_ranks = nullptr;  ///< of the group of all ranks; null: the run has none
   PageGroup on_page = {};
   MessageCounts messages = {};
+  DeviceCalls device_calls = {};
   std::vector<int> ranks_of_all = {};    ///< its ranks among all ranks; empty: all of them
   std::atomic<bool> has_thrown = false;  ///< an operation's failure has been thrown on this rank
 
@@ -107,7 +109,7 @@ struct Group::State {
     return CallGuard(caller, rank, generation, operation);
   }
   void check_member(const char* operation) const;
-  /// As BlockingEngine::compares_all_calls(), of operations on CPU tensors.
+  /// As BlockingEngine::compares_all_calls().
   bool compares_all_calls() const { return blocking != nullptr && blocking->compares_all_calls(); }
   /// A rank's number among all ranks.
   int number_of_all(int of) const { return ranks_of_all.empty() ? of : ranks_of_all[static_cast<size_t>(of)]; }

@@ -80,6 +80,14 @@ void check_lists_apart(const char* operation, const std::vector<at::Tensor>& out
   }
 }
 
+int64_t rows_of(const char* role, const std::vector<int64_t>& splits) {
+  int64_t rows = 0;
+  for (const int64_t split : splits)
+    TORCH_CHECK(split >= 0 && !__builtin_add_overflow(rows, split, &rows), "all_to_all: the splits of the ", role, ", ",
+                at::IntArrayRef(splits), ", are no numbers of rows; give 0 or more for each rank");
+  return rows;
+}
+
 void check_message(const char* operation, int peer, int tag, const Group& group) {
   TORCH_CHECK(peer != group.rank() || group.world_size() == 1, operation, ": rank ", peer,
               " is this rank itself; copy the tensor instead");

@@ -39,6 +39,9 @@ void check_apart(const char* operation, const at::Tensor& rows, const at::Tensor
 void check_lists_apart(const char* operation, const std::vector<at::Tensor>& outputs,
                        const std::vector<at::Tensor>& inputs, size_t own_output, size_t own_input);
 
+/// The sum of the splits of an all_to_all, which are numbers of rows.
+int64_t rows_of(const char* role, const std::vector<int64_t>& splits);
+
 /// A message goes to another rank (in a world of one, to this rank), with a tag of at least 0.
 void check_message(const char* operation, int peer, int tag, const Group& group);
 

@@ -5,6 +5,7 @@
 
 #include "base/interruption.h"
 #include "collectives/cause.h"
+#include "collectives/device_engine.h"
 #include "collectives/group_state.h"
 #include "collectives/timeout_hint.h"
 #include "collectives/waited_message.h"
@@ -49,6 +50,7 @@ void Work::wait() const {
   std::optional<WaitedMessage> message;
   if (!state.message.empty()) message.emplace(*state.group, state.counted);
   try {
+    if (state.device_call != 0) check_device_call(*state.group, state.device_call);
     if (state.work) state.work->wait();
     if (state.finish) state.finish();
   } catch (const Interruption&) {
@@ -65,7 +67,8 @@ void Work::wait() const {
 }
 
 bool Work::is_completed() const {
-  return state_->phase != State::Phase::kRunning || !state_->work || state_->work->isCompleted();
+  if (state_->phase != State::Phase::kRunning || !state_->work) return true;
+  return state_->work->isCompleted() && state_->group->device_calls.has_arrived(state_->device_call);
 }
 
 }  // namespace lockstep

@@ -31,6 +31,7 @@ struct Work::State {
   Clock::time_point started = coarse_now();
   std::string message = "";  ///< of a send or recv: "to rank 1, tag 7"
   MessageCounts::Message counted = {};
+  uint64_t device_call = 0;          ///< its number among the group's DeviceCalls; 0: it is none of them
   RankStatus::Awaited awaited = {};  ///< shown on the rank's page while a thread waits; empty for a message
 
   // Owned by the waiting thread.

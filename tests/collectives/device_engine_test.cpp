@@ -40,7 +40,8 @@ class FakeBackend final : public c10d::Backend {
     output.view({getSize(), -1}).copy_(input.view({1, -1}).expand({getSize(), -1}));
     return done();
   }
-  int operations = 0;
+  void abort() override { ++aborts; }
+  int operations = 0, aborts = 0;
 
  private:
   c10::intrusive_ptr<c10d::Work> done() {
@@ -87,7 +88,7 @@ TEST(DeviceEngine, IsMadeByTheFirstTensorOnADevice) {
   EXPECT_EQ(fake.group.all_gather(on_a_device({3})).sizes(), (std::vector<int64_t>{2, 3}));
   EXPECT_EQ(fake.device.size(), 1u);
   EXPECT_EQ(fake.device[0]->operations, 3);
-  EXPECT_EQ(fake.cpu->operations, told);
+  EXPECT_EQ(fake.cpu->operations, told + 2) << "the CPU's engine compares the ranks' calls";
   fake.group.all_reduce(at::ones({2}));
   (void)fake.group.all_gather_bytes("bytes");
   EXPECT_EQ(fake.device[0]->operations, 3);
@@ -176,6 +177,91 @@ TEST(DeviceEngine, ATensorOnTheCpuOnOneRankAloneIsNoticed) {
     EXPECT_NE(said.find("all_gather"), std::string::npos) << said;
     EXPECT_NE(said.find("all_reduce"), std::string::npos) << said;
   });
+}
+
+/// A group whose engine for devices, like NCCL, compares nothing.
+Group blind_group(Context& context, FakePointer& device) {
+  const Group::State& state = state_of(context.group());
+  Group group =
+      make_group(c10::make_intrusive<c10d::PrefixStore>("blind", state.store), state.rank, state.world_size,
+                 {.cpu = state.factories.cpu, .device = [&](c10::DeviceType, const auto&, int rank, int size) {
+                    device = c10::make_intrusive<FakeBackend>(rank, size);
+                    return device;
+                  }});
+  group.all_reduce(on_a_device({2}));
+  group.broadcast(on_a_device({2}), 1);
+  return group;
+}
+
+const testing::Engine kEngines[] = {{2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}, {3, "hierarchical", "aab"}};
+
+TEST(DeviceCalls, ThatDifferAreAnErrorOfAllRanks) {
+  using Call = std::function<void(const Group&)>;
+  const auto reduces = [](int64_t size, at::ScalarType dtype = at::kFloat, ReduceOp op = ReduceOp::kSum) -> Call {
+    return [=](const Group& group) { group.all_reduce(on_a_device({size}).to(dtype), op); };
+  };
+  const auto moves = [](int64_t size, int root) -> Call {
+    return [=](const Group& group) { group.broadcast(on_a_device({size}), root); };
+  };
+  const struct {
+    const char* what;
+    Call usual, last;
+    std::string usual_text, last_text;
+  } kinds[] = {
+      {"size", reduces(8), reduces(7), "all_reduce(float32, 8 elements, sum)", "all_reduce(float32, 7 elements, sum)"},
+      {"dtype", reduces(8), reduces(8, at::kInt), "(float32, 8 elements", "(int32, 8 elements"},
+      {"operation", reduces(8), reduces(8, at::kFloat, ReduceOp::kMax), "sum)", "max)"},
+      {"root", moves(8, 0), moves(8, 1), "root 0)", "root 1)"},
+      {"kind", moves(8, 0), reduces(8), "broadcast(", "all_reduce("},
+      {"device", reduces(8), [](const Group& group) { group.all_reduce(at::ones({8})); },
+       "an operation on tensors on a device", "all_reduce(float32, 8 elements, sum)"},
+  };
+  for (const testing::Engine& engine : kEngines)
+    for (const auto& kind : kinds) {
+      SCOPED_TRACE(name_of(engine) + ", another " + kind.what);
+      run_ranks(engine, [&](Context& context) {
+        FakePointer device;
+        const Group group = blind_group(context, device);
+        const bool is_last = context.rank() == context.world_size() - 1;
+        const std::string said = complaint([&] { (is_last ? kind.last : kind.usual)(group); });
+        EXPECT_NE(said.find("ranks disagree"), std::string::npos) << said;
+        EXPECT_NE(said.find(kind.usual_text), std::string::npos) << said;
+        EXPECT_NE(said.find(kind.last_text), std::string::npos) << said;
+        if (!is_last || kind.what != std::string("device")) {
+          EXPECT_GE(device->aborts, 1) << "the device may still wait for the other ranks";
+        }
+        EXPECT_NE(complaint([&] { group.all_reduce(on_a_device({2})); }), "");
+      });
+    }
+}
+
+TEST(DeviceCalls, OfARankThatHasEndedAreAnErrorOfTheOthers) {
+  for (const testing::Engine& engine : kEngines) {
+    SCOPED_TRACE(name_of(engine));
+    run_ranks(engine, [](Context& context) {
+      FakePointer device;
+      const Group group = blind_group(context, device);
+      if (context.rank() == 1) return;
+      EXPECT_NE(complaint([&] { group.all_reduce(on_a_device({2})); }), "");
+      EXPECT_GE(device->aborts, 1);
+    });
+  }
+}
+
+TEST(DeviceCalls, ThatDifferAreFoundWithoutAWait) {
+  for (const testing::Engine& engine : kEngines) {
+    SCOPED_TRACE(name_of(engine));
+    run_ranks(engine, [](Context& context) {
+      FakePointer device;
+      const Group group = blind_group(context, device);
+      (void)group.all_reduce_async(on_a_device({4}));
+      (void)group.all_reduce_async(on_a_device({context.rank() + 1}));
+      group.barrier();  // by then all ranks' calls are there
+      const std::string found = state_of(group).device_calls.problem();
+      EXPECT_NE(found.find("rank 0 called all_reduce(float32, 1 elements, sum)"), std::string::npos) << found;
+      EXPECT_NE(complaint([&] { (void)group.all_reduce_async(on_a_device({4})); }), "");
+    });
+  }
 }
 
 TEST(NcclEngine, SaysWhatIsMissingWhereItCannotBe) {

@@ -29,8 +29,8 @@ class OnDevice : public ::testing::TestWithParam<Where> {
     testing::run_device_ranks(GetParam(), body);
   }
 };
-const Where kPlaces[] = {{"cpu", 2},  {"fake", 1}, {"fake", 2},       {"fake", 3},
-                         {"cuda", 1}, {"cuda", 2}, {"shared_gpu", 2}, {"shared_gpu", 3}};
+const Where kPlaces[] = {{"cpu", 2},  {"fake", 1},       {"fake", 2},       {"fake", 3},       {"cuda", 1},
+                         {"cuda", 2}, {"shared_gpu", 2}, {"shared_gpu", 3}, {"nccl_hosts", 2}, {"nccl_hosts", 3}};
 INSTANTIATE_TEST_SUITE_P(Places, OnDevice, ::testing::ValuesIn(kPlaces),
                          [](const auto& instance) { return name_of(instance.param); });
 

@@ -125,8 +125,8 @@ class DeviceStep : public ::testing::TestWithParam<Where> {
     });
   }
 };
-const Where kPlaces[] = {{"fake", 1}, {"fake", 2},       {"fake", 3, "gloo"}, {"cuda", 1},
-                         {"cuda", 2}, {"shared_gpu", 2}, {"shared_gpu", 3}};
+const Where kPlaces[] = {{"fake", 1},       {"fake", 2},       {"fake", 3, "gloo"}, {"cuda", 1},      {"cuda", 2},
+                         {"shared_gpu", 2}, {"shared_gpu", 3}, {"nccl_hosts", 2},   {"nccl_hosts", 3}};
 INSTANTIATE_TEST_SUITE_P(Places, DeviceStep, ::testing::ValuesIn(kPlaces),
                          [](const auto& instance) { return name_of(instance.param); });
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/util/env.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -20,7 +21,9 @@
 namespace lockstep::testing {
 
 struct Where {
-  std::string device;  ///< "cpu", "fake", "cuda": a GPU for each rank, "shared_gpu": one for all ranks, without NCCL
+  /// "cpu", "fake", "cuda": a GPU for each rank, "shared_gpu": one for all ranks, without NCCL, "nccl_hosts": one for
+  /// all ranks, which NCCL takes for machines with a GPU each, so that it connects them by sockets
+  std::string device;
   int world_size;
   std::string backend = "";  ///< of tensors on the CPU, which does the fake device's work; "": as it is by itself
 };
@@ -49,15 +52,27 @@ inline Group over_cpu_engine(const Group& group,
   return make_group(store, state.rank, state.world_size, {state.factories.cpu, factory});
 }
 
+/// NCCL takes this process for a machine of its own, which it reaches through the loopback interface.
+inline void pretend_to_be_a_machine(int rank) {
+  c10::utils::set_env("NCCL_HOSTID", ("rank" + std::to_string(rank)).c_str());
+  c10::utils::set_env("NCCL_SOCKET_IFNAME", "lo");
+  c10::utils::set_env("NCCL_NET", "Socket");
+}
+
 /// Skips the test where there are not enough GPUs, and says so.
 inline void run_device_ranks(const Where& where, const std::function<void(const Group&, at::Device)>& body) {
-  const int gpus = where.device == "cuda" ? where.world_size : where.device == "shared_gpu" ? 1 : 0;
+  const bool is_one_gpu = where.device == "shared_gpu" || where.device == "nccl_hosts";
+  const int gpus = where.device == "cuda" ? where.world_size : is_one_gpu ? 1 : 0;
   if (count_gpus() < gpus)
     GTEST_SKIP() << "SKIPPED BECAUSE " << gpus << " GPUs are needed, there are " << count_gpus()
                  << " for this LibTorch: nothing was tried on CUDA";
   const auto on_rank = [&](Context& context) {
     at::set_num_threads(1);
     if (where.device == "cuda") return body(context.group(), at::Device(at::kCUDA, context.local_rank()));
+    if (where.device == "nccl_hosts") {
+      pretend_to_be_a_machine(context.rank());
+      return body(context.group(), at::Device(at::kCUDA, 0));
+    }
     if (where.device == "cpu") return body(context.group(), at::kCPU);
     if (where.device == "shared_gpu")
       return body(over_cpu_engine(context.group(), make_staged_backend), at::Device(at::kCUDA, 0));

@@ -4,6 +4,7 @@
 // fails alone.
 //
 //     --deadline=SECONDS    of each test (300)
+//     --part=K/N            every N-th test, from test K on
 //     --in_process          all in this process, for a debugger; also what a filter that names one test does
 //
 // GTEST_TOTAL_SHARDS and GTEST_SHARD_INDEX divide the tests, the usual flags of GoogleTest choose among them.
@@ -190,9 +191,26 @@ void print(const std::string& name, const Result& result, std::chrono::seconds d
   std::fflush(stdout);
 }
 
+/// Every `of_parts`-th test, from test `first` on.
+struct Part {
+  size_t first = 0, of_parts = 1;
+
+  /// Of "K/N".
+  static Part from(const char* text) {
+    Part part;
+    if (std::sscanf(text, "%zu/%zu", &part.first, &part.of_parts) != 2 || part.of_parts == 0) part = {0, 1};
+    return part;
+  }
+  std::vector<std::string> of(const std::vector<std::string>& names) const {
+    std::vector<std::string> chosen;
+    for (size_t i = first; i < names.size(); i += of_parts) chosen.push_back(names[i]);
+    return chosen;
+  }
+};
+
 /// The exit code; empty in the process of a test, where --gtest_filter names that test.
-std::optional<int> run_each(std::chrono::seconds deadline) {
-  const std::vector<std::string> names = chosen_tests();
+std::optional<int> run_each(std::chrono::seconds deadline, const Part& part) {
+  const std::vector<std::string> names = part.of(chosen_tests());
   const auto start = Clock::now();
   size_t passed = 0, skipped = 0;
   std::vector<std::string> failed;
@@ -241,20 +259,23 @@ int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   bool in_process = false;
   std::chrono::seconds deadline(300);
+  Part part;
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
-    constexpr std::string_view kDeadline = "--deadline=";
+    constexpr std::string_view kDeadline = "--deadline=", kPart = "--part=";
     if (argument == "--in_process")
       in_process = true;
     else if (argument.substr(0, kDeadline.size()) == kDeadline)
       deadline = std::chrono::seconds(std::atoi(argv[i] + kDeadline.size()));
+    else if (argument.substr(0, kPart.size()) == kPart)
+      part = Part::from(argv[i] + kPart.size());
   }
   const std::string filter = ::testing::GTEST_FLAG(filter);
   const std::string output = ::testing::GTEST_FLAG(output);
   in_process = in_process || ::testing::GTEST_FLAG(list_tests) || ::testing::GTEST_FLAG(repeat) != 1 ||
                !output.empty() || filter.find_first_of("*?:-") == std::string::npos;
   if (!in_process) {
-    const std::optional<int> code = run_each(deadline);
+    const std::optional<int> code = run_each(deadline, part);
     if (code) return *code;
   }
   const int code = RUN_ALL_TESTS();

@@ -195,6 +195,8 @@ std::string gpu_name(c10::Device device) {
     std::snprintf(digits.data(), digits.size(), "%02x", static_cast<unsigned char>(byte));
     name += digits.data();
   }
+  // NCCL takes ranks with different ones for different machines, so there they may use one GPU: to test several ranks.
+  if (const auto host = c10::utils::get_env("NCCL_HOSTID")) name += " of host " + *host;
   return name;
 }
 

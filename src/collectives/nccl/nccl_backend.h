@@ -23,8 +23,8 @@ namespace lockstep::nccl_engine {
 c10::intrusive_ptr<c10d::Backend> make_backend(c10::DeviceType device, const c10::intrusive_ptr<c10d::Store>& store,
                                                int rank, int world_size, std::chrono::milliseconds timeout);
 
-/// A name of the GPU, the same in every process that uses it; empty for a device of another type, and in a build
-/// without NCCL.
+/// A name of the GPU, the same in every process that uses it, unless NCCL_HOSTID differs; empty for a device of another
+/// type, and in a build without NCCL.
 std::string gpu_name(c10::Device device);
 
 }  // namespace lockstep::nccl_engine

@@ -59,12 +59,14 @@ const char* name(CalledAs call) {
       return "split";
     case CalledAs::kOnThisMachine:
       return "on_this_machine";
+    case CalledAs::kOnDevice:
+      return "an operation on tensors on a device";
   }
   return "unknown operation";
 }
 
 std::string Call::text() const {
-  if (called_as == CalledAs::kPartWithinMachine) return name(called_as);
+  if (called_as == CalledAs::kPartWithinMachine || called_as == CalledAs::kOnDevice) return name(called_as);
   return (called_as == CalledAs::kItself ? name(kind) : name(called_as)) + arguments();
 }
 

@@ -43,6 +43,7 @@ enum class CalledAs : uint8_t {
   kSubgroup,
   kSplit,
   kOnThisMachine,
+  kOnDevice,  ///< the comparison of an operation on tensors on a device
 };
 const char* name(CalledAs call);
 
