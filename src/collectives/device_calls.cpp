@@ -26,9 +26,12 @@ at::Tensor packed(const shm::Call& call) {
                     at::kLong);
 }
 shm::Call unpacked(const int64_t* words) {
-  return {static_cast<shm::OperationKind>(words[0]), static_cast<shm::DataType>(words[1]),
-          static_cast<shm::ReduceOp>(words[2]),      static_cast<shm::CalledAs>(words[3]),
-          static_cast<int>(words[4]),                static_cast<size_t>(words[5])};
+  return {static_cast<shm::OperationKind>(words[0]),
+          static_cast<shm::DataType>(words[1]),
+          static_cast<shm::ReduceOp>(words[2]),
+          static_cast<shm::CalledAs>(words[3]),
+          static_cast<int>(words[4]),
+          static_cast<size_t>(words[5])};
 }
 
 /// What is wrong if the ranks' calls differ; empty: nothing.
@@ -40,8 +43,9 @@ std::string mismatch(const at::Tensor& calls, uint64_t sequence) {
     differ = differ || !calls[rank].equal(calls[0]);
   }
   if (!differ) return "";
-  return "ranks disagree on operation " + std::to_string(sequence) + ", on tensors on a device: " +
-         ranks_of_each(texts, "called ") + ". All ranks must call the same operations in the same order.";
+  return "ranks disagree on operation " + std::to_string(sequence) +
+         ", on tensors on a device: " + ranks_of_each(texts, "called ") +
+         ". All ranks must call the same operations in the same order.";
 }
 
 }  // namespace

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 
+#include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/interruption.h"
 #include "base/rank_names.h"
+#include "collectives/called_as.h"
 #include "collectives/cause.h"
+#include "collectives/split_table.h"
 
 namespace lockstep {
 namespace {
@@ -66,6 +69,26 @@ uint64_t announce_device_call(Group::State& group, const at::Tensor& tensor, con
 
 void check_device_call(Group::State& group, uint64_t number) {
   or_abort(group, [&] { group.device_calls.check(number); });
+}
+
+void compare_device_splits(Group::State& group, const shm::Call& call, const DeviceSplits& sent,
+                           const DeviceSplits& received) {
+  if (sent.tensor.is_cpu() || group.world_size == 1) return;
+  // Only all_to_all's tables have that size.
+  check_device_call(group, announce_device_call(group, sent.tensor, call));
+  SplitTable table(group.world_size);
+  uint64_t* number = table.row(group.rank);
+  for (const DeviceSplits* side : {&sent, &received}) {
+    const int64_t rows = side->tensor.size(0), row = rows == 0 ? 0 : side->tensor.numel() / rows;
+    for (int rank = 0; rank < group.world_size; ++rank)
+      *number++ = static_cast<uint64_t>(
+          (side->splits.empty() ? rows / group.world_size : side->splits[static_cast<size_t>(rank)]) * row);
+  }
+  const auto columns = static_cast<int64_t>(table.numbers_in_row());
+  at::Tensor all = at::from_blob(table.data(), {group.world_size, columns}, at::kLong), mine = all[group.rank].clone();
+  const CalledAsGuard named(shm::CalledAs::kOnDevice);
+  group.backend->_allgather_base(all, mine, {})->wait();
+  table.check();
 }
 
 void release_device_engines(const Group& group) {

@@ -35,6 +35,17 @@ uint64_t announce_device_call(Group::State& group, const at::Tensor& tensor, con
 /// so that nothing waits for the device.
 void check_device_call(Group::State& group, uint64_t number);
 
+/// A side of an all_to_all.
+struct DeviceSplits {
+  const at::Tensor& tensor;
+  const std::vector<int64_t>& splits;  ///< rows for each rank; empty: as many for each
+};
+/// Compares what each rank sends to each in an all_to_all of tensors on a device with what that one expects, before
+/// anything is sent. Throws the same Error on all ranks.
+/// REQUIRES: every rank calls it in the same operation.
+void compare_device_splits(Group::State& group, const shm::Call& call, const DeviceSplits& sent,
+                           const DeviceSplits& received);
+
 /// Releases the device engines of a group and its subgroups.
 /// REQUIRES: the other ranks have finished their operations.
 void release_device_engines(const Group& group);

@@ -348,7 +348,9 @@ Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, 
   const bool even = input_splits.empty() && output_splits.empty();
   shm::Request what = moving(even ? shm::OperationKind::kAllToAll : shm::OperationKind::kAllToAllUneven, input);
   what.count /= static_cast<size_t>(world_size());
-  auto work = engine_for(*this, input, output).alltoall_base(to, from, output_splits, input_splits, {});
+  auto& engine = engine_for(*this, input, output);
+  if (!even) compare_device_splits(*state_, call_now(what), {input, input_splits}, {output, output_splits});
+  auto work = engine.alltoall_base(to, from, output_splits, input_splits, {});
   return start(state_, input, what, std::move(work), received.copy_back(), output);
 }
 

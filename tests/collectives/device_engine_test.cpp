@@ -35,6 +35,10 @@ class FakeBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>&, const c10d::BroadcastOptions&) override {
     return done();
   }
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor&, at::Tensor&, std::vector<int64_t>&, std::vector<int64_t>&,
+                                               const c10d::AllToAllOptions&) override {
+    return done();
+  }
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                                  const c10d::AllgatherOptions&) override {
     output.view({getSize(), -1}).copy_(input.view({1, -1}).expand({getSize(), -1}));
@@ -233,6 +237,29 @@ TEST(DeviceCalls, ThatDifferAreAnErrorOfAllRanks) {
         EXPECT_NE(complaint([&] { group.all_reduce(on_a_device({2})); }), "");
       });
     }
+}
+
+TEST(DeviceCalls, WithSplitsThatDoNotFitAreAnErrorOfAllRanks) {
+  for (const testing::Engine& engine : kEngines) {
+    SCOPED_TRACE(name_of(engine));
+    run_ranks(engine, [](Context& context) {
+      FakePointer device;
+      const Group group = blind_group(context, device);
+      const auto n = static_cast<size_t>(group.world_size());
+      const std::vector<int64_t> threes(n, 3);
+      std::vector<int64_t> expected = threes;
+      const auto rows = static_cast<int64_t>(3 * n);
+      (void)group.all_to_all_async(on_a_device({rows, 2}), on_a_device({rows, 2}), threes, threes);
+      if (context.rank() == 1) ++expected[0];
+      const at::Tensor output = on_a_device({context.rank() == 1 ? rows + 1 : rows, 2});
+      const std::string said = complaint([&] {
+        (void)group.all_to_all_async(output, on_a_device({rows, 2}), threes, expected);
+      });
+      EXPECT_NE(said.find("rank 0"), std::string::npos) << said;
+      EXPECT_NE(said.find("rank 1"), std::string::npos) << said;
+      group.all_reduce(on_a_device({2}));  // nothing was sent
+    });
+  }
 }
 
 TEST(DeviceCalls, OfARankThatHasEndedAreAnErrorOfTheOthers) {
