@@ -40,13 +40,6 @@ void expect_gpu_is_free() {
   testing::expect_told_in_time(start, "the GPU");
 }
 
-/// Work that keeps a GPU busy for tens of milliseconds.
-at::Tensor slow_ones() {
-  at::Tensor matrix = at::full({4096, 4096}, 1.0 / 4096, kGpu);
-  for (int i = 0; i < 20; ++i) matrix = at::matmul(matrix, matrix) * 1.0;
-  return matrix * 4096;
-}
-
 class NcclRanks : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Counts, NcclRanks, ::testing::Values(2, 3));
 
@@ -56,7 +49,7 @@ TEST_P(NcclRanks, AddWhatWasQueuedBeforeTheOperation) {
     for (const bool own_stream : {false, true}) {
       std::optional<c10::cuda::CUDAStreamGuard> guard;
       if (own_stream) guard.emplace(at::cuda::getStreamFromPool());
-      at::Tensor tensor = slow_ones() * (group.rank() + 1);
+      at::Tensor tensor = testing::slow_ones() * (group.rank() + 1);
       const Work work = group.all_reduce_async(tensor);
       work.wait();
       EXPECT_TRUE(work.is_completed());

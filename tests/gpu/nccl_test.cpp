@@ -60,21 +60,14 @@ TEST(Nccl, RefusesWhatItCannotReduce) {
   });
 }
 
-/// Work that keeps a GPU busy for tens of milliseconds.
-at::Tensor slow_ones() {
-  at::Tensor matrix = at::full({4096, 4096}, 1.0 / 4096, kGpu);
-  for (int i = 0; i < 20; ++i) matrix = at::matmul(matrix, matrix) * 1.0;
-  return matrix * 4096;
-}
-
 TEST(Nccl, AnOperationBeginsAfterTheWorkQueuedBeforeItOnEveryStream) {
   run_gpu_ranks(1, [](Context&) {
     const Group group = nccl_world_of_one();
-    (void)slow_ones();
+    (void)testing::slow_ones();
     for (const bool own_stream : {false, true}) {
       std::optional<c10::cuda::CUDAStreamGuard> guard;
       if (own_stream) guard.emplace(at::cuda::getStreamFromPool());
-      at::Tensor tensor = slow_ones();
+      at::Tensor tensor = testing::slow_ones();
       const Work work = group.all_reduce_async(tensor);
       work.wait();
       EXPECT_TRUE(work.is_completed());

@@ -22,6 +22,13 @@ inline Group nccl_world_of_one() {
 
 inline const at::Device kGpu(at::kCUDA, 0);
 
+/// Work that keeps a GPU busy for tens of milliseconds.
+inline at::Tensor slow_ones() {
+  at::Tensor matrix = at::full({4096, 4096}, 1.0 / 4096, kGpu);
+  for (int i = 0; i < 20; ++i) matrix = at::matmul(matrix, matrix) * 1.0;
+  return matrix * 4096;
+}
+
 /// Runs `body` on as many ranks, all of which see the same GPUs. Skips the test where there is no GPU.
 inline void run_gpu_ranks(int count, const std::function<void(Context&)>& body) {
   if (count_gpus() == 0) GTEST_SKIP() << "SKIPPED BECAUSE there is no GPU for this LibTorch";
