@@ -62,20 +62,20 @@ auto or_abort(Group::State& group, const Body& body) {
 
 }  // namespace
 
-uint64_t announce_device_call(Group::State& group, const at::Tensor& tensor, const shm::Call& call) {
-  if (tensor.is_cpu() || group.world_size == 1) return 0;
-  return or_abort(group, [&] { return group.device_calls.announce(*group.backend, call, group.sequence); });
+void announce_device_call(Group::State& group, const shm::Call& call) {
+  if (group.world_size == 1 || (call.count == 0 && call.kind != shm::OperationKind::kAllToAllUneven)) return;
+  or_abort(group, [&] { group.device_call = group.device_calls.announce(*group.backend, call, group.sequence); });
+  // NCCL may connect ranks at any operation, and waits for a rank that is gone without an end.
+  if (group.compares_all_calls()) check_device_call(group, group.device_call);
 }
 
 void check_device_call(Group::State& group, uint64_t number) {
   or_abort(group, [&] { group.device_calls.check(number); });
 }
 
-void compare_device_splits(Group::State& group, const shm::Call& call, const DeviceSplits& sent,
-                           const DeviceSplits& received) {
+void compare_device_splits(Group::State& group, const DeviceSplits& sent, const DeviceSplits& received) {
   if (sent.tensor.is_cpu() || group.world_size == 1) return;
-  // Only all_to_all's tables have that size.
-  check_device_call(group, announce_device_call(group, sent.tensor, call));
+  check_device_call(group, group.device_call);  // tables of other operations would not have that size
   SplitTable table(group.world_size);
   uint64_t* number = table.row(group.rank);
   for (const DeviceSplits* side : {&sent, &received}) {

@@ -1,5 +1,7 @@
 #include "collectives/group_state.h"
 
+#include <utility>
+
 #include <ATen/ATen.h>
 
 #include "base/interruption.h"
@@ -51,12 +53,11 @@ Work start(const std::shared_ptr<Group::State>& group, const at::Tensor& tensor,
   const char* operation = CallGuard::operation(group->caller);
   note_start(*group, group->sequence, operation, tensor);
   RankStatus::Awaited awaited;
-  uint64_t device_call = 0;
-  if (message.empty() && work) {  // an operation without elements sends nothing and is not counted on any rank
-    device_call = announce_device_call(*group, tensor, call_now(what));
-    const bool compares_all = device_call != 0 || group->compares_all_calls();
+  const uint64_t device_call = std::exchange(group->device_call, 0);
+  const bool compares_all = device_call != 0 || group->compares_all_calls();
+  // An operation without elements sends nothing and is not counted on any rank.
+  if (message.empty() && work)
     awaited = start_collective(group->on_page, group->rank, group->sequence, what, compares_all);
-  }
   return Work(std::make_shared<Work::State>(Work::State{.operation = operation,
                                                         .sequence = group->sequence++,
                                                         .call = call_now(what),
@@ -130,9 +131,9 @@ Work Group::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {
   std::vector<at::Tensor> tensors{operand.dense};
   c10d::AllreduceOptions options;
   options.reduceOp = to_c10d(op);
-  auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).allreduce(tensors, options);
-  return start(state_, tensor, reducing(shm::OperationKind::kAllReduce, tensor, op), std::move(work),
-               operand.copy_back(), tensor);
+  const shm::Request what = reducing(shm::OperationKind::kAllReduce, tensor, op);
+  auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, call_now(what), tensor).allreduce(tensors, options);
+  return start(state_, tensor, what, std::move(work), operand.copy_back(), tensor);
 }
 
 void Group::broadcast(const at::Tensor& tensor, int root) const {
@@ -153,9 +154,9 @@ Work Group::broadcast_async(const at::Tensor& tensor, int root) const {
   std::vector<at::Tensor> tensors{moved(operand.dense)};
   c10d::BroadcastOptions options;
   options.rootRank = root;
-  auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).broadcast(tensors, options);
-  return start(state_, tensor, moving(shm::OperationKind::kBroadcast, tensor, root), std::move(work),
-               operand.copy_back(), rank() == root ? at::Tensor() : tensor);
+  const shm::Request what = moving(shm::OperationKind::kBroadcast, tensor, root);
+  auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, call_now(what), tensor).broadcast(tensors, options);
+  return start(state_, tensor, what, std::move(work), operand.copy_back(), rank() == root ? at::Tensor() : tensor);
 }
 
 Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) const {
@@ -171,9 +172,10 @@ Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op) const 
   c10d::ReduceOptions options;
   options.reduceOp = to_c10d(op);
   options.rootRank = root;
-  auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, tensor).reduce(tensors, options);
-  return start(state_, tensor, reducing(shm::OperationKind::kReduce, tensor, op, root), std::move(work),
-               rank() == root ? operand.copy_back() : nullptr, rank() == root ? tensor : at::Tensor());
+  const shm::Request what = reducing(shm::OperationKind::kReduce, tensor, op, root);
+  auto work = tensor.numel() == 0 ? nullptr : engine_for(*this, call_now(what), tensor).reduce(tensors, options);
+  return start(state_, tensor, what, std::move(work), rank() == root ? operand.copy_back() : nullptr,
+               rank() == root ? tensor : at::Tensor());
 }
 
 at::Tensor Group::all_gather(const at::Tensor& input) const {
@@ -204,9 +206,10 @@ Work Group::all_gather_async(const at::Tensor& output, const at::Tensor& input) 
   check_apart("all_gather", output, input, rank());
   Operand rows(output);
   at::Tensor row_bytes = moved(Operand(input).dense), rows_bytes = moved(rows.dense);
-  auto& engine = engine_for(*this, input, output);
+  const shm::Request what = moving(shm::OperationKind::kAllGather, input);
+  auto& engine = engine_for(*this, call_now(what), input, output);
   auto work = input.numel() == 0 ? nullptr : engine._allgather_base(rows_bytes, row_bytes, {});
-  return start(state_, input, moving(shm::OperationKind::kAllGather, input), std::move(work), rows.copy_back(), output);
+  return start(state_, input, what, std::move(work), rows.copy_back(), output);
 }
 
 at::Tensor Group::gather(const at::Tensor& input, int root) const {
@@ -236,10 +239,10 @@ Work Group::gather_async(const at::Tensor& output, const at::Tensor& input, int 
   }
   c10d::GatherOptions options;
   options.rootRank = root;
-  auto& engine = engine_for(*this, input, rank() == root ? output : input);
+  const shm::Request what = moving(shm::OperationKind::kGather, input, root);
+  auto& engine = engine_for(*this, call_now(what), input, rank() == root ? output : input);
   auto work = input.numel() == 0 ? nullptr : engine.gather(outputs, inputs, options);
-  return start(state_, input, moving(shm::OperationKind::kGather, input, root), std::move(work), std::move(finish),
-               rank() == root ? output : at::Tensor());
+  return start(state_, input, what, std::move(work), std::move(finish), rank() == root ? output : at::Tensor());
 }
 
 Work Group::scatter_async(const at::Tensor& output, const at::Tensor& input, int root) const {
@@ -258,10 +261,10 @@ Work Group::scatter_async(const at::Tensor& output, const at::Tensor& input, int
   }
   c10d::ScatterOptions options;
   options.rootRank = root;
-  auto& engine = engine_for(*this, rank() == root ? input : output, output);
+  const shm::Request what = moving(shm::OperationKind::kScatter, output, root);
+  auto& engine = engine_for(*this, call_now(what), rank() == root ? input : output, output);
   auto work = output.numel() == 0 ? nullptr : engine.scatter(outputs, inputs, options);
-  return start(state_, output, moving(shm::OperationKind::kScatter, output, root), std::move(work), row.copy_back(),
-               output);
+  return start(state_, output, what, std::move(work), row.copy_back(), output);
 }
 
 at::Tensor Group::reduce_scatter(const at::Tensor& input, ReduceOp op) const {
@@ -298,10 +301,10 @@ Work Group::reduce_scatter_async(const at::Tensor& output, const at::Tensor& inp
   Operand row(output), rows(input);
   c10d::ReduceScatterOptions options;
   options.reduceOp = to_c10d(op);
-  auto& engine = engine_for(*this, input, output);
+  const shm::Request what = reducing(shm::OperationKind::kReduceScatter, output, op);
+  auto& engine = engine_for(*this, call_now(what), input, output);
   auto work = output.numel() == 0 ? nullptr : engine._reduce_scatter_base(row.dense, rows.dense, options);
-  return start(state_, output, reducing(shm::OperationKind::kReduceScatter, output, op), std::move(work),
-               row.copy_back(), output);
+  return start(state_, output, what, std::move(work), row.copy_back(), output);
 }
 
 at::Tensor Group::all_to_all(const at::Tensor& input) const {
@@ -348,8 +351,8 @@ Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, 
   const bool even = input_splits.empty() && output_splits.empty();
   shm::Request what = moving(even ? shm::OperationKind::kAllToAll : shm::OperationKind::kAllToAllUneven, input);
   what.count /= static_cast<size_t>(world_size());
-  auto& engine = engine_for(*this, input, output);
-  if (!even) compare_device_splits(*state_, call_now(what), {input, input_splits}, {output, output_splits});
+  auto& engine = engine_for(*this, call_now(what), input, output);
+  if (!even) compare_device_splits(*state_, {input, input_splits}, {output, output_splits});
   auto work = engine.alltoall_base(to, from, output_splits, input_splits, {});
   return start(state_, input, what, std::move(work), received.copy_back(), output);
 }

@@ -100,6 +100,7 @@ struct Group::State {
   PageGroup on_page = {};
   MessageCounts messages = {};
   DeviceCalls device_calls = {};
+  uint64_t device_call = 0;  ///< the number of the operation that is being started; 0: it is none of device_calls
   std::vector<int> ranks_of_all = {};    ///< its ranks among all ranks; empty: all of them
   std::atomic<bool> has_thrown = false;  ///< an operation's failure has been thrown on this rank
 

