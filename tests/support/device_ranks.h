@@ -6,12 +6,12 @@
 #include <string>
 
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <c10/util/env.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "collectives/group_state.h"
+#include "gpu/pretend.h"
 #include "support/fake_device.h"
 #include "support/ranks.h"
 #include "support/staged_backend.h"
@@ -50,13 +50,6 @@ inline Group over_cpu_engine(const Group& group,
   c10::intrusive_ptr<c10d::Store> store;
   if (state.store) store = c10::make_intrusive<c10d::PrefixStore>("fake", state.store);
   return make_group(store, state.rank, state.world_size, {state.factories.cpu, factory});
-}
-
-/// NCCL takes this process for a machine of its own, which it reaches through the loopback interface.
-inline void pretend_to_be_a_machine(int rank) {
-  c10::utils::set_env("NCCL_HOSTID", ("rank" + std::to_string(rank)).c_str());
-  c10::utils::set_env("NCCL_SOCKET_IFNAME", "lo");
-  c10::utils::set_env("NCCL_NET", "Socket");
 }
 
 /// Skips the test where there are not enough GPUs, and says so.
