@@ -1,5 +1,5 @@
-// A training on this rank's GPU that saves to the launcher's memory in every step: trains_on_gpu FOLDER STEPS. Each rank
-// prints "step K" when the first and every tenth step is done; rank 0 ends with a hash of its model and optimizer.
+// A training on this rank's GPU that saves to the launcher's memory in every step: trains_on_gpu FOLDER STEPS. Each
+// rank prints "step K" when the first and every tenth step is done; rank 0 ends with a hash of its model and optimizer.
 //
 // Ranks that share a GPU pretend to be machines (device_ranks.h), so that NCCL connects them.
 
