@@ -198,7 +198,7 @@ Group blind_group(Context& context, FakePointer& device) {
   return group;
 }
 
-const testing::Engine kEngines[] = {{2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}, {3, "hierarchical", "aab"}};
+const testing::Engine kSeveralRanks[] = {{2, "shm"}, {3, "shm"}, {2, "gloo"}, {3, "gloo"}, {3, "hierarchical", "aab"}};
 
 TEST(DeviceCalls, ThatDifferAreAnErrorOfAllRanks) {
   using Call = std::function<void(const Group&)>;
@@ -221,7 +221,7 @@ TEST(DeviceCalls, ThatDifferAreAnErrorOfAllRanks) {
       {"device", reduces(8), [](const Group& group) { group.all_reduce(at::ones({8})); },
        "an operation on tensors on a device", "all_reduce(float32, 8 elements, sum)"},
   };
-  for (const testing::Engine& engine : kEngines)
+  for (const testing::Engine& engine : kSeveralRanks)
     for (const auto& kind : kinds) {
       SCOPED_TRACE(name_of(engine) + ", another " + kind.what);
       run_ranks(engine, [&](Context& context) {
@@ -244,7 +244,7 @@ TEST(DeviceCalls, ThatDifferAreAnErrorOfAllRanks) {
 }
 
 TEST(DeviceCalls, WithSplitsThatDoNotFitAreAnErrorOfAllRanks) {
-  for (const testing::Engine& engine : kEngines) {
+  for (const testing::Engine& engine : kSeveralRanks) {
     SCOPED_TRACE(name_of(engine));
     run_ranks(engine, [](Context& context) {
       FakePointer device;
@@ -267,7 +267,7 @@ TEST(DeviceCalls, WithSplitsThatDoNotFitAreAnErrorOfAllRanks) {
 }
 
 TEST(DeviceCalls, OfARankThatHasEndedAreAnErrorOfTheOthers) {
-  for (const testing::Engine& engine : kEngines) {
+  for (const testing::Engine& engine : kSeveralRanks) {
     SCOPED_TRACE(name_of(engine));
     run_ranks(engine, [](Context& context) {
       FakePointer device;
@@ -280,7 +280,7 @@ TEST(DeviceCalls, OfARankThatHasEndedAreAnErrorOfTheOthers) {
 }
 
 TEST(DeviceCalls, ThatDifferAreFoundWithoutAWait) {
-  for (const testing::Engine& engine : kEngines) {
+  for (const testing::Engine& engine : kSeveralRanks) {
     SCOPED_TRACE(name_of(engine));
     run_ranks(engine, [](Context& context) {
       FakePointer device;
