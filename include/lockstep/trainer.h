@@ -14,6 +14,7 @@
 #include <lockstep/collate.h>
 #include <lockstep/context.h>
 #include <lockstep/data_loader.h>
+#include <lockstep/diloco.h>
 #include <lockstep/ema.h>
 #include <lockstep/evaluate.h>
 #include <lockstep/metrics.h>
@@ -36,9 +37,12 @@ struct TrainerOptions {
   /// Makes the learning rate schedule for the optimizer steps of the whole training. Null: the rate does not change.
   std::function<Schedule(int64_t steps)> schedule{};
   std::optional<EmaOptions> ema{};  ///< average weights, and evaluate with the first of the averages
-  std::string score{};              ///< name of the metric that rates an epoch; empty: none
-  int patience = 0;                 ///< stop after this many consecutive epochs without a better score; 0: never
-  std::string folder{};             ///< of checkpoints, which are resumed if there are any; empty: none are written
+  /// Each machine trains by itself, and all synchronise every few steps, before evaluations and at the end of an epoch
+  /// (diloco.h). A `model` that is given must then be over the ranks of one machine, Group::on_this_machine().
+  std::optional<DiLoCoOptions> diloco{};
+  std::string score{};   ///< name of the metric that rates an epoch; empty: none
+  int patience = 0;      ///< stop after this many consecutive epochs without a better score; 0: never
+  std::string folder{};  ///< of checkpoints, which are resumed if there are any; empty: none are written
   /// For checkpoints besides the one after each epoch. Also says whether a higher score is better.
   CheckpointerOptions checkpoints = {.every_minutes = 10};
   std::optional<RunLogOptions> run_log{};  ///< by default, in the folder of the checkpoints

@@ -85,6 +85,8 @@ struct Trainer::State {
   }
 
   void end_epoch(int number) {
+    step.synchronise();
+    if (log && step.diloco()) log_synchronisations(step.diloco()->stats());
     const at::Tensor sums = at::tensor({loss.sum, static_cast<double>(loss.samples)}, at::kDouble);
     context.group().all_reduce(sums);
     EpochResult epoch{.epoch = number, .loss = (sums[0] / sums[1]).item<double>(), .values = {}};
@@ -107,6 +109,12 @@ struct Trainer::State {
     if (checkpointer) checkpointer->save(result.steps, score);
   }
 
+  void log_synchronisations(const DiLoCoStats& stats) {
+    log->scalar("diloco/rounds", static_cast<double>(stats.rounds));
+    log->scalar("diloco/bytes_sent", static_cast<double>(stats.bytes_sent));
+    log->scalar("diloco/wait_seconds", stats.wait_seconds);
+  }
+
   /// Whether the score is the best. `score` becomes rank 0's, so that all ranks decide alike even if a metric differs
   /// between them.
   bool judge(double& score) {
@@ -125,8 +133,8 @@ struct Trainer::State {
     using enum Checkpointer::Scope;
     checkpointer.emplace(options.folder, context.group(), options.checkpoints);
     checkpointer->check_before_saves([this] { step.model().check_divergence(); });
-    checkpointer->add("model", *module, kRankZero).add("optimizer", step.optimizer()).add("loader", train);
-    step.add_to(*checkpointer);
+    step.add_to(*checkpointer, *module);
+    checkpointer->add("loader", train);
     hook = step.model().comm_hook();
     if (hook && hook->state_dict().size() > 0) checkpointer->add("communication_hook", *hook);
     checkpointer->add("accumulate", accumulation_part(options.accumulate, context));

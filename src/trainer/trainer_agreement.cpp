@@ -127,6 +127,7 @@ void check_agreement(const Group& group, const Agreement& agreement,
                          : options.precision == Precision::kBFloat16 ? "kBFloat16"
                                                                      : "kHalf");
   add_ema(lines, options.ema);
+  lines.add("diloco", options.diloco.has_value());
   lines.add("score", options.score);
   lines.add("patience", options.patience);
   add_checkpoints(lines, options);

@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include <lockstep/autocast.h>
+#include <lockstep/diloco.h>
 #include <lockstep/ema.h>
 #include <lockstep/grad_scaler.h>
 #include <lockstep/lr_scheduler.h>
@@ -26,10 +27,12 @@ class TrainingStep {
                const Group& group, const TrainerOptions& options)
       : options_(options),
         optimizer_(optimizer),
-        own_(attached == nullptr ? std::make_unique<Replica>(module, group) : nullptr),
+        replicas_(options.diloco ? group.on_this_machine() : group),
+        own_(attached == nullptr ? std::make_unique<Replica>(module, replicas_) : nullptr),
         model_(attached == nullptr ? *own_ : *attached),
         device_(module->parameters().front().device()),
-        scaler_(group, {.enabled = options.precision == Precision::kHalf}) {
+        scaler_(replicas_, {.enabled = options.precision == Precision::kHalf}) {
+    if (options.diloco) diloco_.emplace(model_, group, *options.diloco);
     if (options.ema) ema_.emplace(*module, *options.ema);
   }
 
@@ -63,17 +66,27 @@ class TrainingStep {
   }
 
   void follow(const Schedule& schedule) { scheduler_.emplace(optimizer_, schedule); }
-  /// Adds schedule, scaler and averages, if present.
-  void add_to(Checkpointer& checkpointer) {
-    if (scheduler_) checkpointer.add("schedule", *scheduler_);
-    if (scaler_.is_enabled()) checkpointer.add("scaler", scaler_);
-    if (ema_) checkpointer.add("ema", *ema_);
+  /// Makes the machines' models equal, where each trains by itself.
+  void synchronise() {
+    if (diloco_) diloco_->finish();
+  }
+  /// Adds what the steps depend on.
+  void add_to(Checkpointer& checkpointer, torch::nn::Module& module) {
+    using enum Checkpointer::Scope;
+    const auto scope = diloco_ ? kEachRank : kAllRanks;
+    checkpointer.add("model", module, diloco_ ? kEachRank : kRankZero).add("optimizer", optimizer_, scope);
+    if (diloco_) checkpointer.add("diloco", *diloco_);
+    if (scheduler_) checkpointer.add("schedule", *scheduler_, scope);
+    if (scaler_.is_enabled()) checkpointer.add("scaler", scaler_, scope);
+    if (ema_) checkpointer.add("ema", *ema_, scope);
   }
   Replica& model() const { return model_; }
   torch::optim::Optimizer& optimizer() const { return optimizer_; }
   at::Device device() const { return device_; }
   /// Null if the options have none.
   Ema* ema() { return ema_ ? &*ema_ : nullptr; }
+  /// As above.
+  const DiLoCo* diloco() const { return diloco_ ? &*diloco_ : nullptr; }
 
  private:
   void update() {
@@ -82,6 +95,7 @@ class TrainingStep {
       model_.clip_grad_norm(*options_.clip_grad_norm);
     }
     const bool stepped = scaler_.step(optimizer_);
+    if (diloco_) diloco_->step();
     if (stepped && scheduler_) scheduler_->step();
     if (stepped && ema_) ema_->update();
     scaler_.update();
@@ -89,10 +103,12 @@ class TrainingStep {
 
   const TrainerOptions& options_;
   torch::optim::Optimizer& optimizer_;
+  const Group replicas_;                ///< of the model: of one machine where each trains by itself
   const std::unique_ptr<Replica> own_;  ///< null: `model_` is the caller's
   Replica& model_;
   const at::Device device_;
   GradScaler scaler_;
+  std::optional<DiLoCo> diloco_;
   std::optional<Ema> ema_;
   std::optional<LRScheduler> scheduler_;
 };
