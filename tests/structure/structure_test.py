@@ -38,7 +38,7 @@ MAY_INCLUDE = {
     "fully_sharded": {"optim", "checkpoint", "data_parallel", "context", "reducer", "collectives", "rank_page", "base"},
     "pipeline": {"checkpoint", "data_parallel", "context", "reducer", "collectives", "rank_page", "base", "data"},
     "run_log": {"data_parallel", "context", "observe", "base"},
-    "trainer": {"run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe", "rank_page", "base"},
+    "trainer": {"diloco", "run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe", "rank_page", "base"},
 }
 # Public header -> the folder under src/ that answers for it.
 HEADERS = {
@@ -189,7 +189,7 @@ class Structure(unittest.TestCase):
                  and line not in ('#include "trainer/trainer_agreement.h"', '#include "train/same_data.h"',
                                   '#include "trainer/training_step.h"', '#include "trainer/best_score.h"')]
         self.assertEqual(wrong, [])
-        self.assertLess(sum(len(read(path).splitlines()) for path in paths), 540)
+        self.assertLess(sum(len(read(path).splitlines()) for path in paths), 560)
 
     def test_public_headers_name_no_engine_and_no_variable(self):
         variables = re.findall(r'read\("(\w+)"\)', read("src/base/environment.cpp"))
