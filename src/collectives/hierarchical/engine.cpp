@@ -9,6 +9,7 @@
 #include "collectives/timeout_hint.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
+#include "rank_page/wait_on_page.h"
 
 namespace lockstep::hierarchical_engine {
 namespace {
@@ -192,6 +193,7 @@ void Engine::end_stuck(const std::string& text) {
 
 void Engine::watch() {
   messages_->start_thread();
+  WaitOnPage::show_any();  // the thread that runs the operation may wait for a message all the time
   // A thread that explains a failure holds the mutex, and may need this thread to move its messages.
   if (!mutex_.try_lock()) return;
   if (watched_ != nullptr && mismatch_.empty()) {
