@@ -27,7 +27,9 @@ struct GradScalerOptions {
   double growth_factor = 2;
   double backoff_factor = 0.5;
   int64_t growth_interval = 2000;
-  bool enabled = true;  ///< false: every method behaves as if there were no scaler
+  /// False: every method behaves as if there were no scaler, but for the first unscale() or step(), which compares this
+  /// option with that of the other ranks.
+  bool enabled = true;
 };
 
 /// Keeps gradients in the range of half: multiplies the loss by a scale, and divides the gradients by it before the
@@ -149,6 +151,8 @@ class GradScaler {
   /// Throws if scaled passes since unscale() have reached the parameters. `identity` is the optimizer's.
   void check_later_passes(uint64_t identity, const Found& found);
   void check_usable() const;
+  /// Of a scaler that is not enabled, once: throws on all ranks if it is enabled on some.
+  void tell_disabled(torch::optim::Optimizer& optimizer);
 
   /// Reports an update() without a step().
   [[noreturn]] void refuse_update();
@@ -158,6 +162,7 @@ class GradScaler {
   float scale_;      ///< a float in Python too
   float finite_at_;  ///< the scale when a step was last without infinity, or the first one
   int64_t growth_tracker_ = 0;
+  bool has_told_disabled_ = false;
   /// The passes through the results of scale() since update(); null: not enabled, or moved from.
   std::shared_ptr<ScaledPasses> passes_;
   std::shared_ptr<DividedGradients> divided_;

@@ -12,6 +12,8 @@
 
 /// On a variable: it may be used only while the mutex is held.
 #define LOCKSTEP_GUARDED_BY(mutex) LOCKSTEP_THREAD_ANNOTATION(guarded_by(mutex))
+/// On a pointer: the same of what it points to.
+#define LOCKSTEP_PT_GUARDED_BY(mutex) LOCKSTEP_THREAD_ANNOTATION(pt_guarded_by(mutex))
 
 /// On a function: the caller holds the mutex, before and after.
 #define LOCKSTEP_REQUIRES(...) LOCKSTEP_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))

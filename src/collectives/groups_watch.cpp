@@ -10,6 +10,7 @@
 #include "base/library_thread.h"
 #include "collectives/group_state.h"
 #include "rank_page/rank_board.h"
+#include "rank_page/wait_on_page.h"
 
 namespace lockstep {
 namespace {
@@ -169,11 +170,19 @@ bool GroupsWatch::is_certain(const WaitRecords& records, const std::vector<bool>
   return Clock::now() - since_ >= (is_one ? kKnownToEngine : kKnownElsewhere);
 }
 
+/// The launcher reads it, too.
+void GroupsWatch::note_callers() {
+  const auto waiting = WaitOnPage::only_waiting_thread();
+  const bool may_act = another_thread_may_act(waiting.value_or(own_page().caller()));
+  // A thread that waited for something else at that moment and uses groups would be among the waiting ones by now.
+  if (waiting && !may_act && WaitOnPage::only_waiting_thread() == waiting) own_page().note_only_caller(*waiting);
+  own_page().note_free_threads(may_act);
+}
+
 void GroupsWatch::compare() {
   next_comparison_ = Clock::now() + interval_;
   interval_ = std::min(interval_ * 3 / 2, kLongestInterval);
-  // Before this rank is looked at; the launcher looks at the page, too.
-  own_page().note_free_threads(another_thread_may_act(own_page().caller()));
+  note_callers();  // before this rank is looked at
   const Look here = look_at_self();
   // A page shows only one thread's wait.
   if (!here.status.has_one_caller) return withdraw();

@@ -22,9 +22,9 @@ namespace lockstep {
 /// A rank that has waited in one place for a second writes the place, and its calls in each group, into the store of
 /// all ranks, and reads the other ranks' records. Ranks are told only if it is certain that none can continue: each
 /// waits for a call that another of them has not made, and cannot make while it waits. So a rank that computes or is
-/// stopped is never in such a cycle, nor is a rank of which another thread calls groups or may still do so. Nothing is
-/// sent while training progresses. A thread does this; it runs once a second group exists, whatever its ranks. Ranks
-/// that wait for each other in one group are left to its engine, unless the engine is silent.
+/// stopped is never in such a cycle, nor is a rank of which several threads wait, or another thread may still call a
+/// group. Nothing is sent while training progresses. A thread does this; it runs once a second group exists, whatever
+/// its ranks. Ranks that wait for each other in one group are left to its engine, unless the engine is silent.
 class GroupsWatch {
  public:
   /// `all` is the group of all ranks.
@@ -64,6 +64,8 @@ class GroupsWatch {
   };
 
   bool look();
+  /// Notes on the page whether a thread other than the one that waits may use a group next.
+  static void note_callers();
   /// Called when this rank has waited in one place for long.
   void compare();
   Look look_at_self() const;

@@ -94,12 +94,12 @@ void RankPage::start_operation(uint64_t sequence, const char* kind, const char* 
 
 int RankPage::add_group(uint64_t id, uint64_t members, std::string_view name) {
   note_caller();
-  uint32_t taken = taken_groups_.load(std::memory_order_relaxed);
+  uint64_t taken = taken_groups_.load(std::memory_order_relaxed);
   int place = 0;
   do {
     place = std::countr_one(taken);
     if (place >= kShownGroups) return kNoGroup;
-  } while (!taken_groups_.compare_exchange_weak(taken, taken | uint32_t{1} << place));
+  } while (!taken_groups_.compare_exchange_weak(taken, taken | uint64_t{1} << place));
   Group& group = groups_[place];
   group.members.store(members, std::memory_order_relaxed);
   group.collectives.store(0, std::memory_order_relaxed);
@@ -110,7 +110,7 @@ int RankPage::add_group(uint64_t id, uint64_t members, std::string_view name) {
 
 void RankPage::remove_group(int place) {
   groups_[place].id.store(0, std::memory_order_relaxed);
-  taken_groups_.fetch_and(~(uint32_t{1} << place));
+  taken_groups_.fetch_and(~(uint64_t{1} << place));
 }
 
 void RankPage::note_other_caller(uint64_t here) {

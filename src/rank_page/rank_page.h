@@ -76,7 +76,8 @@ struct RankStatus {
   bool waiting = false;  ///< one of its threads waits for a collective, with or without naming ranks
   Awaited awaited;       ///< while it is `waiting`
   std::vector<Group> groups;
-  /// One thread has made all groups and called all operations, and it is not known that another may.
+  /// One thread has made all groups and called all operations, or the others that did wait for it or have ended, and it
+  /// is not known that another may use a group next.
   bool has_one_caller = false;
   uint64_t waits_for = 0;   ///< the ranks it waits for, as bits; only while an operation runs or is awaited
   uint64_t beats = 0;       ///< grows with all its activity
@@ -102,9 +103,9 @@ struct RankStatus {
 /// Readers must not trust it: the program may have written anything.
 class RankPage {
  public:
-  static constexpr size_t kBytes = 4096;
+  static constexpr size_t kBytes = 8192;
   static constexpr size_t kShownDimensions = 6;
-  static constexpr int kShownGroups = 12;
+  static constexpr int kShownGroups = 64;
   static constexpr int kNoGroup = -1;  ///< a place
 
   void begin(pid_t pid);
@@ -136,6 +137,12 @@ class RankPage {
   void note_caller() {
     const uint64_t here = thread_number();
     if (caller_.load(std::memory_order_relaxed) != here) note_other_caller(here);
+  }
+  /// Records that no other thread than this one, by thread_number(), can use a group until it does, although others
+  /// have.
+  void note_only_caller(uint64_t thread) {
+    caller_.store(thread, std::memory_order_relaxed);
+    has_several_callers_.store(0, std::memory_order_relaxed);
   }
   /// Records whether another thread of the rank may use a group next; see RankStatus::has_one_caller.
   void note_free_threads(bool any) { has_free_threads_.store(any ? 1 : 0, std::memory_order_relaxed); }
@@ -273,10 +280,10 @@ class RankPage {
   std::atomic<uint64_t> awaited_collective_{0};
   std::atomic<uint64_t> awaited_needs_{0};
   std::atomic<uint32_t> awaited_needs_some_{0};
-  std::atomic<uint64_t> caller_{0};  ///< the number of the first thread that has called
+  std::atomic<uint64_t> caller_{0};  ///< the number of the first thread that has called, or of the only one
   std::atomic<uint32_t> has_several_callers_{0};
   std::atomic<uint32_t> has_free_threads_{0};
-  std::atomic<uint32_t> taken_groups_{0};  ///< places, as bits
+  std::atomic<uint64_t> taken_groups_{0};  ///< places, as bits
   Group groups_[kShownGroups];
 };
 static_assert(sizeof(RankPage) <= RankPage::kBytes);

@@ -20,6 +20,7 @@
 #include "reducer/gradient_hook.h"
 #include "reducer/whole_backward.h"
 #include "train/first_call.h"
+#include "train/in_checkpoint.h"
 
 namespace lockstep::detail {
 namespace {
@@ -185,6 +186,7 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
   }
   static variable_list first_call(Call& call, const variable_list& inputs) {
     const WithoutCastCache without_cache;
+    const InCheckpoint in_checkpoint;
     variable_list outputs = call.segment(call.all_inputs(inputs));
     call.buffers.drop_unchanged();
     for (const at::Tensor& output : outputs) call.returned_defined.push_back(output.defined());
@@ -197,6 +199,7 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
     {
       const at::AutoGradMode with_graph(true);
       const Surroundings::Guard guard(call.surroundings);
+      const InCheckpoint in_checkpoint;
       outputs = call.segment(call.all_inputs(inputs));
     }
     const std::string returned = Call::description(outputs);

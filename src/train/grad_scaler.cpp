@@ -16,6 +16,7 @@
 #include "reducer/gradient_marks.h"
 #include "reducer/scaled_passes.h"
 #include "train/divided_gradients.h"
+#include "train/in_checkpoint.h"
 #include "train/optimizer_tensors.h"
 #include "train/scaler_refusals.h"
 #include "train/scaler_troubles.h"
@@ -47,6 +48,10 @@ void check(const GradScalerOptions& options) {
 constexpr const char* kScaledTwice =
     "gave scale() what was computed from a loss that scale() had scaled already, so its gradients would have the scale "
     "twice; call scale() once, on the loss that backward() is called on";
+
+constexpr const char* kScaledInCheckpoint =
+    "called scale() in a function that it gave to checkpoint(), whose backward is another one that the scaler cannot "
+    "follow; call scale() on what checkpoint() returns, last, and backward() on its result";
 
 constexpr const char* kClearedByAll =
     "GradScaler: all gradients of the optimizer were cleared between backward() and the scaler's step, as "
@@ -111,6 +116,7 @@ at::Tensor GradScaler::scale(const at::Tensor& outputs) const {
   check_usable();
   TORCH_CHECK(outputs.defined(), "GradScaler: scale() was given an undefined tensor; give it the loss");
   if (comes_from_followed_result(outputs)) trouble_ = kScaledTwice;
+  if (InCheckpoint::here()) trouble_ = kScaledInCheckpoint;
   scaled_ = true;
   const at::Tensor scaled = outputs * at::scalar_tensor(scale_, outputs.options().dtype(at::kFloat));
   follow_result(scaled, [passes = passes_, divided = divided_, scale = scale_](int backward, const WayToResult& way) {
@@ -181,6 +187,7 @@ GradScaler::Found GradScaler::unscale_in(const char* call, torch::optim::Optimiz
       throw Error("GradScaler: this rank " + trouble + "\n" + error.what());
     }
   }();
+  if (said.smallest[kScale] == kDisabled) refuse_disabled_on_some(*ranks, /*is_enabled=*/true);
   // Gradients divided by different numbers have no mean.
   if (said.differ(kScale))
     throw Error(c10::str("GradScaler: the ranks have different scales, from ", said.smallest[kScale], " to ",
@@ -231,8 +238,20 @@ void GradScaler::check_later_passes(uint64_t identity, const Found& found) {
   if (is_mixed || later > 0) throw Error("GradScaler: this rank " + trouble_of_later_passes(later));
 }
 
+void GradScaler::tell_disabled(torch::optim::Optimizer& optimizer) {
+  if (has_told_disabled_) return;
+  const auto known = known_gradients(set_of(list_of_parameters(optimizer)));
+  const auto ranks = group_ || !known ? group_ : known->ranks;
+  if (!ranks) return;
+  has_told_disabled_ = true;
+  ScalerWord word;
+  word.fill(kNotKnown);
+  word[kScale] = kDisabled;
+  if (tell(ranks, word).largest[kScale] != kDisabled) refuse_disabled_on_some(*ranks, /*is_enabled=*/false);
+}
+
 void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
-  if (!options_.enabled) return;
+  if (!options_.enabled) return tell_disabled(optimizer);
   check_usable();
   const uint64_t identity = identity_of(optimizer);
   const auto before = found_.find(identity);
@@ -244,6 +263,7 @@ void GradScaler::unscale(torch::optim::Optimizer& optimizer) {
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) {
+    tell_disabled(optimizer);
     optimizer.step();
     return true;
   }

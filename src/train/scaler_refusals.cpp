@@ -51,6 +51,15 @@ void refuse(const std::optional<Group>& ranks, const std::string& trouble, const
   refuse_unscaled(told, who);
 }
 
+void refuse_disabled_on_some(const Group& ranks, bool is_enabled) {
+  const std::string enabled = "enabled = true", disabled = "enabled = false";
+  const auto told = ranks.all_gather_bytes(is_enabled ? enabled : disabled);
+  throw Error("GradScaler: " + ranks_with(told, disabled) + " made it with " + disabled + ", and " +
+              ranks_with(told, enabled) + " with " + enabled +
+              ", so gradients that have the scale would be averaged with others that do not; make it with the same "
+              "options on every rank");
+}
+
 void refuse_different_calls(const Group& ranks, const char* call) {
   const auto calls = ranks.all_gather_bytes(call);
   throw Error("GradScaler: " + ranks_with(calls, std::string(kUnscale)) + " called unscale(), and " +

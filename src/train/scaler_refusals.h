@@ -15,6 +15,8 @@ namespace lockstep {
 /// backward passes without scale(); `scaled`: it has called scale().
 [[noreturn]] void refuse(const std::optional<Group>& ranks, const std::string& trouble, const std::string& unscaled,
                          bool scaled);
+/// The scaler is enabled on some ranks only, perhaps on this one.
+[[noreturn]] void refuse_disabled_on_some(const Group& ranks, bool is_enabled);
 inline constexpr const char* kUnscale = "unscale()";
 inline constexpr const char* kStep = "step()";
 /// Some ranks unscale by one of these calls, others by the other. `call` is this rank's.

@@ -12,8 +12,8 @@ namespace lockstep {
 ScalerWords tell(const std::optional<Group>& ranks, const ScalerWord& own) {
   ScalerWords all{own, own};
   if (!ranks) return all;
-  // Elsewhere `enabled` may be false. One label for all calls: gathers with different labels are not compared further.
-  const OperationLabel label("GradScaler{enabled = true}::step()");
+  // One label for all calls: gathers with different labels are not compared further.
+  const OperationLabel label("GradScaler::step()");
   std::vector<float> said(own.begin(), own.end());
   for (int about = kScale; about < kSaid; ++about) {
     const float number = own[static_cast<size_t>(about)];

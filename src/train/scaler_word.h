@@ -26,6 +26,8 @@ enum Said {
 using ScalerWord = std::array<float, kSaid>;
 
 inline constexpr float kNotKnown = -std::numeric_limits<float>::infinity();
+/// For kScale: the scaler is not enabled.
+inline constexpr float kDisabled = 0;
 /// For kCleared: all gradients that a backward had given values.
 inline constexpr float kAllCleared = 1;
 /// A hash, as a float that holds it exactly, above kAllCleared.

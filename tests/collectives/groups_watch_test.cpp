@@ -2,8 +2,10 @@
 
 #include "collectives/groups_watch.h"
 
+#include <future>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -101,6 +103,33 @@ TEST(GroupsWatch, ARingOfThree) {
       for (int first = 0; first < 3; ++first) pairs[first] = context.group().subgroup({first, (first + 1) % 3});
       told_of_deadlock([&] { sum(*pairs[context.rank()]); }, "rank " + std::to_string(context.rank()));
     });
+}
+
+/// A thread that has called groups no longer can: it has ended, or waits for the one that waits for another rank.
+TEST_P(GroupsWatchOn, AfterAnotherThreadHasCalledGroups) {
+  for (const bool ends : {true, false})
+    run_ranks(GetParam(), [ends](Context& context) {
+      const Group a = context.group().split(0), b = context.group().split(0), own = context.group().split(0);
+      std::promise<void> asked;
+      std::thread helper([&] {
+        sum(own);
+        if (!ends) asked.get_future().wait();
+      });
+      if (ends) helper.join();
+      told_of_deadlock([&] { sum(context.rank() == 0 ? a : b); }, "rank " + std::to_string(context.rank()));
+      asked.set_value();
+      if (!ends) helper.join();
+    });
+}
+
+TEST_P(GroupsWatchOn, ManyGroups) {
+  run_ranks(GetParam(), [](Context& context) {
+    std::vector<Group> groups;
+    for (int i = 0; i < 40; ++i) groups.push_back(context.group().split(0));
+    const std::string said =
+        told_of_deadlock([&] { sum(groups[context.rank() == 0 ? 38 : 39]); }, "rank " + std::to_string(context.rank()));
+    EXPECT_NE(said.find("rank 0 in all_reduce #0 in subgroup 38 ("), std::string::npos) << said;
+  });
 }
 
 TEST(GroupsWatch, TheRestGoesOn) {

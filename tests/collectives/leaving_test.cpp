@@ -16,26 +16,21 @@ namespace lockstep::leaving_test {
 namespace {
 
 using std::chrono::seconds;
+using testing::Engine;
 using testing::run_ranks;
 
-struct Case {
-  int ranks;
-  std::string backend;
-};
-void PrintTo(const Case& c, std::ostream* out) { *out << c.backend << c.ranks; }
-
-class Leaving : public ::testing::TestWithParam<Case> {
+class Leaving : public ::testing::TestWithParam<Engine> {
  protected:
   static void run(const std::function<void(Context&)>& body) {
-    run_ranks(GetParam().ranks, body, seconds(50),
-              {.collective_timeout = seconds(45), .backend = GetParam().backend, .announce = false});
+    run_ranks(GetParam().world_size, body, seconds(50),
+              {.collective_timeout = seconds(45), .backend = GetParam().backend, .announce = false},
+              GetParam().machines);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Engines, Leaving,
-                         ::testing::Values(Case{2, "gloo"}, Case{3, "gloo"}, Case{2, "shm"}, Case{3, "shm"}),
-                         [](const auto& instance) {
-                           return instance.param.backend + "_" + std::to_string(instance.param.ranks);
-                         });
+const Engine kEngines[] = {
+    {2, "gloo"}, {3, "gloo"}, {2, "shm"}, {3, "shm"}, {3, "hierarchical", "aab"}, {4, "hierarchical", "aabb"}};
+INSTANTIATE_TEST_SUITE_P(Engines, Leaving, ::testing::ValuesIn(kEngines),
+                         [](const auto& instance) { return testing::name_of(instance.param); });
 
 std::string error_of(const std::function<void()>& body) {
   try {

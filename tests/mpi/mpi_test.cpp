@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include <lockstep/distributed_data_parallel.h>
@@ -249,6 +250,62 @@ TEST_P(OverMpi, ARankThatLeavesIsNamedOnAllOthers) {
                    text);
       EXPECT_THROW(group.barrier(), Error) << "the group has ended";
     });
+}
+
+/// What a rank writes to stderr as it leaves the group.
+std::string said_by_leaving(std::optional<Group>& group) {
+  const auto start = Clock::now();
+  ::testing::internal::CaptureStderr();
+  group.reset();
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_LT(seconds_since(start), 8) << text;
+  return text;
+}
+
+TEST_P(OverMpi, CallsThatDifferAndNobodyWaitsForAreToldOnEveryRank) {
+  run_ranks(GetParam(), [](Context& context) {
+    std::optional<Group> group = context.group().split(0);
+    if (context.rank() == 0)
+      static_cast<void>(group->all_reduce_async(at::ones({4})));
+    else
+      static_cast<void>(group->barrier_async());
+    context.group().barrier();
+    expect_parts({"never waited for an operation", "ranks disagree on operation 1",
+                  "all_reduce(float32, 4 elements, sum)", "Call wait() on every Work"},
+                 said_by_leaving(group));
+    context.group().barrier();
+  });
+}
+
+TEST_P(OverMpi, WhatOneRankAloneCalledAndDoesNotWaitForIsToldThere) {
+  run_ranks(GetParam(), [](Context& context) {
+    std::optional<Group> group = context.group().split(0);
+    if (context.rank() == 0) static_cast<void>(group->all_reduce_async(at::ones({4})));
+    context.group().barrier();
+    const std::string text = said_by_leaving(group);
+    if (context.rank() == 0)
+      expect_parts({"has already left the group, but rank 0 called operation 1, all_reduce(float32, 4 elements, sum)"},
+                   text);
+    else
+      EXPECT_EQ(text.find("never waited"), std::string::npos) << text;
+    context.group().barrier();
+  });
+}
+
+TEST_P(OverMpi, WhatNobodyWaitsForIsDoneBeforeTheGroupIsLeft) {
+  run_ranks(GetParam(), [](Context& context) {
+    std::optional<Group> group = context.group().split(0);
+    const at::Tensor sum = at::ones({1 << 20});
+    if (context.rank() == 0) {
+      static_cast<void>(group->all_reduce_async(sum));
+    } else {
+      std::this_thread::sleep_for(milliseconds(500));
+      group->all_reduce(sum);
+    }
+    EXPECT_EQ(said_by_leaving(group), "");
+    EXPECT_EQ(sum[5].item<float>(), static_cast<float>(context.world_size()));
+    context.group().barrier();
+  });
 }
 
 TEST_P(OverMpi, ARankThatIsLateIsNoErrorUntilTheTimeIsOver) {

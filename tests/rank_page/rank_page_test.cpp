@@ -103,7 +103,30 @@ TEST(RankPage, KnowsWhetherOneThreadAloneCalls) {
   std::thread([&] { start(*page, 2, {}); }).join();
   EXPECT_FALSE(page->read(1).has_one_caller);
   start(*page, 3, {});
-  EXPECT_FALSE(page->read(1).has_one_caller) << "for good";
+  EXPECT_FALSE(page->read(1).has_one_caller) << "until it is known that no other can";
+  page->note_only_caller(thread_number());
+  start(*page, 4, {});
+  EXPECT_TRUE(page->read(1).has_one_caller);
+  std::thread([&] { start(*page, 5, {}); }).join();
+  EXPECT_FALSE(page->read(1).has_one_caller);
+}
+
+TEST(RankPage, KnowsTheOneThreadThatWaits) {
+  EXPECT_EQ(WaitOnPage::only_waiting_thread(), std::nullopt);
+  {
+    const WaitOnPage first(RankPage::kNoGroup, {}), within(RankPage::kNoGroup, {});
+    EXPECT_EQ(WaitOnPage::only_waiting_thread(), thread_number());
+    std::thread([] {
+      const WaitOnPage second(RankPage::kNoGroup, {});
+      EXPECT_EQ(WaitOnPage::only_waiting_thread(), std::nullopt);
+    }).join();
+    EXPECT_EQ(WaitOnPage::only_waiting_thread(), thread_number());
+  }
+  EXPECT_EQ(WaitOnPage::only_waiting_thread(), std::nullopt);
+  std::thread([] {
+    const WaitOnPage only(RankPage::kNoGroup, {});
+    EXPECT_EQ(WaitOnPage::only_waiting_thread(), thread_number()) << "in the place of a thread that has ended";
+  }).join();
 }
 
 // A helper thread's barrier ended the wait of the main thread on the page, and the launcher took a hang for work.
@@ -121,6 +144,9 @@ TEST(RankPage, AThreadThatStillWaitsShowsItsWaitAgain) {
   EXPECT_FALSE(page.read(2).waiting);
   std::thread([] { WaitOnPage::show_again(); }).join();
   EXPECT_FALSE(page.read(2).waiting) << "that thread waits for nothing";
+  std::thread([] { WaitOnPage::show_any(); }).join();
+  EXPECT_EQ(page.read(2).awaited.group, 5u) << "another thread may show it";
+  page.set_waiting(false);
   WaitOnPage::show_again();
   const RankStatus account = page.read(2);
   EXPECT_TRUE(account.waiting) << "the first thread still waits";

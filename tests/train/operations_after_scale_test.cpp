@@ -98,6 +98,32 @@ Programs of_checkpoints() {
   };
 }
 
+Programs of_scale_in_a_checkpoint() {
+  constexpr const char* kWithin = "GradScaler: {all} called scale() in a function that it gave to checkpoint(), ";
+  return {
+      {"scale_within_a_checkpoint", kWithin,
+       [](Side& s) {
+         s.before = s.weights();
+         checkpoint([&s](const at::Tensor& one) { return s.scaler.scale(s.loss() * one); }, at::ones({})).backward();
+         s.scaler.step(s.optimizer);
+       }},
+      {"scale_within_a_checkpoint_before_unscale", kWithin,
+       [](Side& s) {
+         s.before = s.weights();
+         (checkpoint([&s](const at::Tensor& loss) { return s.scaler.scale(loss); }, s.loss()) / 2).backward();
+         s.scaler.unscale(s.optimizer);
+       }},
+      {"scale_within_a_checkpoint_on_one_rank",
+       "GradScaler: {odd} called scale() in a function that it gave to checkpoint(), ",
+       [](Side& s) {
+         s.before = s.weights();
+         const auto scaled = [&s](const at::Tensor& loss) { return s.scaler.scale(loss); };
+         (s.odd ? checkpoint(scaled, s.loss()) : scaled(s.loss())).backward();
+         s.scaler.step(s.optimizer);
+       }},
+  };
+}
+
 Programs that_are_right() {
   return {
       {"a_bias_that_another_optimizer_has", "",
@@ -140,6 +166,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, OperationsAfterScale, ::testing::ValuesIn(engi
 
 TEST_P(OperationsAfterScale, ThatAddABias) { expect(of_layers()); }
 TEST_P(OperationsAfterScale, ThatAreCheckpointed) { expect(of_checkpoints()); }
+TEST_P(OperationsAfterScale, ThatScaleInACheckpoint) { expect(of_scale_in_a_checkpoint()); }
 TEST_P(OperationsAfterScale, ThatAreRightAreNoError) { expect(that_are_right()); }
 
 }  // namespace

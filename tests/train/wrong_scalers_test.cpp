@@ -34,6 +34,8 @@ constexpr const char* kOneEach =
 constexpr const char* kNone =
     "GradScaler: {all} ran backward without scale() since the last update(), so the gradients do not have the scale by "
     "which they would be divided. ";
+constexpr const char* kDisabled =
+    "GradScaler: {odd} made it with enabled = false, and {rest} with enabled = true, so gradients that have the scale ";
 constexpr const char* kTwice =
     "GradScaler: {all} gave scale() what was computed from a loss that scale() had scaled already, ";
 constexpr const char* kWaits = " while the gradients of 1 backward pass of accumulate() wait in .grad, ";
@@ -102,6 +104,40 @@ Programs of_passes() {
        [](Side& s) {
          (s.loss() * s.scaler.get_scale()).backward();
          s.scaler.step(s.optimizer);
+       }},
+      {"enabled_on_some_ranks", kDisabled,
+       [](Side& s) {
+         s.before = s.weights();
+         GradScaler scaler({.enabled = !s.odd});
+         scaler.scale(s.loss()).backward();
+         scaler.step(s.optimizer);
+       }},
+      {"enabled_on_some_ranks_before_unscale", kDisabled,
+       [](Side& s) {
+         s.before = s.weights();
+         GradScaler scaler({.enabled = !s.odd});
+         scaler.scale(s.loss()).backward();
+         scaler.unscale(s.optimizer);
+         s.replica.clip_grad_norm(1);
+         scaler.step(s.optimizer);
+       }},
+      {"enabled_on_some_ranks_before_a_sharded_step", kDisabled,
+       [](Side& s) {
+         Sharded sharded(s.replica, torch::optim::SGDOptions(0.1));
+         GradScaler scaler({.enabled = !s.odd});
+         scaler.scale(s.loss()).backward();
+         scaler.step(sharded);
+       }},
+      {"enabled_on_no_rank", "",
+       [](Side& s) {
+         GradScaler scaler({.enabled = false});
+         for (int step = 0; step < 2; ++step) {
+           scaler.scale(s.loss(step)).backward();
+           scaler.unscale(s.optimizer);
+           EXPECT_TRUE(scaler.step(s.optimizer));
+           scaler.update();
+           s.optimizer.zero_grad();
+         }
        }},
       {"scaled_twice", kTwice,
        [](Side& s) {

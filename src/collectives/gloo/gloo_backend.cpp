@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <memory>
 #include <sstream>
 #include <utility>
@@ -14,7 +13,6 @@
 
 #include "base/mutex.h"
 #include "base/shared_segment.h"
-#include "base/thread_token.h"
 #include "collectives/called_as.h"
 #include "collectives/core_types.h"
 #include "collectives/data_port.h"
@@ -27,6 +25,7 @@
 #include "collectives/gloo/tree_reduction.h"
 #include "collectives/gloo/uneven_exchange.h"
 #include "collectives/gloo/watched_work.h"
+#include "collectives/gloo/word_at_exit.h"
 #include "collectives/message_watch.h"
 #include "collectives/operand.h"
 #include "collectives/shm/backend/store_exchange.h"
@@ -290,29 +289,6 @@ class GlooBackend final : public c10d::ProcessGroupGloo,
   const std::shared_ptr<Mutex> starting_ = std::make_shared<Mutex>();
 };
 
-/// The groups whose ranks are to be told if this thread calls std::exit(), which destroys nothing on its stack. Never
-/// destroyed.
-struct LeavesAtExit {
-  Mutex mutex;
-  std::vector<std::pair<std::weak_ptr<FlightRecorder>, const void*>> recorders LOCKSTEP_GUARDED_BY(mutex);  ///< thread
-
-  static LeavesAtExit& get() {
-    static auto* const kAll = new LeavesAtExit;
-    return *kAll;
-  }
-  static void leave_all() {
-    const MutexLock lock(get().mutex);
-    for (const auto& [known, thread] : get().recorders)
-      if (const auto recorder = known.lock(); recorder && thread == thread_token()) recorder->leave_word();
-  }
-  static void add(const std::shared_ptr<FlightRecorder>& recorder) {
-    [[maybe_unused]] static const bool kRegistered = std::atexit(leave_all) == 0;
-    const MutexLock lock(get().mutex);
-    std::erase_if(get().recorders, [](const auto& known) { return known.first.expired(); });
-    get().recorders.emplace_back(recorder, thread_token());
-  }
-};
-
 std::string to_text(const std::vector<Connection>& connections) {
   std::string text;
   for (const Connection& one : connections) text += one.from + " " + one.to + "\n";
@@ -364,7 +340,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
                                                const std::string& address, std::chrono::milliseconds timeout) {
   return connected(store, rank, world_size, address, timeout, [&](auto options) {
     auto recorder = std::make_shared<FlightRecorder>(store, rank, world_size);
-    LeavesAtExit::add(recorder);
+    leave_word_at_exit(recorder);
     auto messages = std::make_shared<MessageWatch>(store, rank, world_size);
     return c10::make_intrusive<GlooBackend>(store, rank, world_size, std::move(options), std::move(recorder),
                                             std::move(messages));

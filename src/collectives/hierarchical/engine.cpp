@@ -4,10 +4,12 @@
 #include "base/interruption.h"
 #include "collectives/cause.h"
 #include "collectives/gloo/blocked_sigpipe.h"
+#include "collectives/gloo/word_at_exit.h"
 #include "collectives/split_table.h"
 #include "collectives/timeout_hint.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
+#include "rank_page/wait_on_page.h"
 
 namespace lockstep::hierarchical_engine {
 namespace {
@@ -29,17 +31,16 @@ Engine::Engine(const Layout& layout, c10::intrusive_ptr<shm_engine::ShmBackend> 
                  .adding = {},
                  .splits = {}},
       timeout_(timeout),
-      recorder_(store, layout.rank, layout.world_size()),
+      recorder_(std::make_shared<gloo_engine::FlightRecorder>(store, layout.rank, layout.world_size())),
       messages_(std::make_shared<MessageWatch>(store, layout.rank, layout.world_size(),
                                                [this](const std::string& text) { end_stuck(text); })),
       runner_([this] { watch(); }, [this] { equipment_.links.ask(); }, progress(),
-              /*waiters_run=*/this->shared() == nullptr || may_wait_in_memory()) {}
+              /*waiters_run=*/this->shared() == nullptr || may_wait_in_memory()) {
+  gloo_engine::leave_word_at_exit(recorder_);
+}
 
 Engine::~Engine() {
-  {
-    const MutexLock lock(mutex_);
-    recorder_.leave_word();
-  }
+  leave_word();
   messages_->stop();
   // Operations that still run must not wait for other ranks.
   if (shared() != nullptr) shared()->shutdown();
@@ -51,12 +52,12 @@ JobPtr Engine::start(shm::Request request, std::chrono::milliseconds timeout, bo
   require(shm::name(request.kind));
   const MutexLock lock(mutex_);
   if (request.kind == shm::OperationKind::kAllToAllUneven) request.count = 0;
-  const gloo_engine::Entry entry = recorder_.add(shm::call_of(request).text());
+  const gloo_engine::Entry entry = recorder_->add(shm::call_of(request).text());
   messages_->note_collective();
   auto job = std::make_shared<Job>();
   job->number = entry.number;
   job->text = entry.text;
-  job->run = [this, request = std::move(request), timeout, entry, tag = recorder_.tag(), then = std::move(then)] {
+  job->run = [this, request = std::move(request), timeout, entry, tag = recorder_->tag(), then = std::move(then)] {
     carry_out(request, timeout, entry, tag);
     if (then) then();
   };
@@ -91,11 +92,25 @@ void Engine::rethrow_error_of(const JobPtr& job) {
   std::rethrow_exception(interruption ? interruption : job->error);
 }
 
+std::string Engine::finish(const Deadline& deadline) {
+  const JobPtr unfinished = runner_.finish(deadline);
+  if (unfinished)
+    return "operation " + std::to_string(unfinished->number) + ", " + unfinished->text +
+           ", is not done: not all ranks have called it";
+  const MutexLock lock(mutex_);
+  return failure_;
+}
+
+void Engine::leave_word() {
+  // In a child of fork(), the mutex may be held by a thread that is not there.
+  if (generation_ != fork_generation()) return;
+  const uint64_t unfinished = runner_.first_number();
+  const MutexLock lock(mutex_);
+  recorder_->leave_word(unfinished);
+}
+
 void Engine::leave() {
-  {
-    const MutexLock lock(mutex_);
-    recorder_.leave_word();
-  }
+  leave_word();
   if (shared() != nullptr) shared()->shutdown();
   equipment_.links.carrier().leave();
 }
@@ -116,9 +131,9 @@ void Engine::abort(const std::string& why) {
 
 void Engine::carry_out(const shm::Request& request, std::chrono::milliseconds timeout, const gloo_engine::Entry& entry,
                        uint32_t tag) {
-  if (!failure_.empty()) throw Error("an earlier operation has ended the group: " + failure_);
   {
     const MutexLock lock(mutex_);
+    if (!failure_.empty()) throw Error("an earlier operation has ended the group: " + failure_);
     watched_ = &entry;
   }
   const OperationLabel label(entry.purpose);  // for the ranks of this machine
@@ -156,7 +171,7 @@ std::string Engine::explain(const std::string& cause, const gloo_engine::Entry& 
   equipment_.links.carrier().break_off(layout.on_rail(layout.here() == 0 ? 1 : 0, layout.local()));
   std::string text = mismatch_;
   if (text.empty()) {
-    text = interruption_ ? cause : recorder_.explain(cause, entry, kPatience);
+    text = interruption_ ? cause : recorder_->explain(cause, entry, kPatience);
     if (is_late) text += timeout_hint;
     // A rank that ends a group on all ranks may have reached first another rank, which has left.
     const MutexLock lock(ended_mutex_);
@@ -178,10 +193,11 @@ void Engine::end_stuck(const std::string& text) {
 
 void Engine::watch() {
   messages_->start_thread();
+  WaitOnPage::show_any();  // the thread that runs the operation may wait for a message all the time
   // A thread that explains a failure holds the mutex, and may need this thread to move its messages.
   if (!mutex_.try_lock()) return;
   if (watched_ != nullptr && mismatch_.empty()) {
-    mismatch_ = recorder_.compare(*watched_);
+    mismatch_ = recorder_->compare(*watched_);
     if (!mismatch_.empty()) equipment_.links.interrupt();
   }
   mutex_.unlock();

@@ -7,7 +7,9 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "base/clock.h"
 #include "base/mutex.h"
+#include "base/shared_segment.h"
 #include "collectives/gloo/flight_recorder.h"
 #include "collectives/hierarchical/carrier.h"
 #include "collectives/hierarchical/operation.h"
@@ -55,6 +57,11 @@ class Engine {
   /// groups, because the rank that it waits for may need those messages.
   bool may_wait_in_memory() const { return progress() == nullptr || !progress()->is_up_to_this_thread(); }
 
+  /// Waits until this rank's operations are done, one has failed, or the deadline. Returns what is wrong with the first
+  /// that is not done; empty: all are.
+  std::string finish(const Deadline& deadline);
+  /// Tells ranks that call later operations that this rank calls no more.
+  void leave_word();
   /// Called when this rank has finished its part in all operations.
   void leave();
   void abort(const std::string& why);
@@ -73,14 +80,15 @@ class Engine {
   /// Called while an operation takes long, by a thread that does not run it.
   void watch();
 
+  const unsigned generation_ = fork_generation();  ///< of the process that made the group
   Equipment equipment_;
   const std::chrono::milliseconds timeout_;
-  std::string failure_;  ///< of the first operation that failed; used by the thread that runs a job
 
   Mutex mutex_;
-  gloo_engine::FlightRecorder recorder_ LOCKSTEP_GUARDED_BY(mutex_);
+  const std::shared_ptr<gloo_engine::FlightRecorder> recorder_ LOCKSTEP_PT_GUARDED_BY(mutex_);
   const gloo_engine::Entry* watched_ LOCKSTEP_GUARDED_BY(mutex_) = nullptr;  ///< of the operation that runs
   std::string mismatch_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::string failure_ LOCKSTEP_GUARDED_BY(mutex_);              ///< of the first operation that failed
   std::exception_ptr interruption_ LOCKSTEP_GUARDED_BY(mutex_);  ///< of a job; not reported yet
 
   Mutex ended_mutex_;  ///< taken last, also by threads that may not wait for an operation

@@ -89,6 +89,8 @@ class HierarchicalWork final : public c10d::Work {
 class HierarchicalBackend final : public shm_engine::RequestBackend,
                                   public BlockingEngine,
                                   public Interruptible,
+                                  public FinishesPending,
+                                  public LeavesWord,
                                   public MachineMemory {
  public:
   HierarchicalBackend(EnginePtr engine, std::shared_ptr<Carrier> messages, std::string name,
@@ -117,6 +119,8 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
   void shutdown() override { engine_->leave(); }
   void abort() override { engine_->abort("abort() was called on the group"); }
   void interrupt(const std::string& why) override { engine_->interrupt(why); }
+  std::string finish(const Deadline& deadline) override { return engine_->finish(deadline); }
+  void leave_word() override { engine_->leave_word(); }
 
   void run(shm::Request&& request) override {
     request.called_as = called_as;

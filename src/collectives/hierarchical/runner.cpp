@@ -144,6 +144,35 @@ bool Runner::is_done(const JobPtr& job) {
   return job->is_done;
 }
 
+JobPtr Runner::first() const {
+  if (current_) return current_;
+  return queue_.empty() ? nullptr : queue_.front();
+}
+
+uint64_t Runner::first_number() {
+  const MutexLock lock(mutex_);
+  const JobPtr job = first();
+  return job ? job->number : 0;
+}
+
+JobPtr Runner::finish(const Deadline& deadline) {
+  const auto since = Clock::now();
+  MutexLock lock(mutex_);
+  // A job that ran here could not be left at the deadline.
+  while (first() != nullptr && !deadline.passed()) {
+    due_.notify_one();
+    look(lock);
+    if (progress_ != nullptr && progress_->is_up_to_this_thread()) {
+      lock.unlock();
+      progress_->make(since);
+      lock.lock();
+    } else {
+      sleep(lock, done_, &deadline);
+    }
+  }
+  return first();
+}
+
 void Runner::work() {
   MutexLock lock(mutex_);
   for (uint64_t seen = 0; !ending_;) {

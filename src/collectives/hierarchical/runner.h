@@ -48,12 +48,18 @@ class Runner {
   /// Returns true when the job is done, false at the deadline. Throws an Interruption.
   bool wait(const JobPtr& job, const Deadline* deadline);
   bool is_done(const JobPtr& job);
+  /// Lets the runner's own thread run all jobs, and waits for it, at most until the deadline. Returns the first job
+  /// that is not done; null: all are.
+  JobPtr finish(const Deadline& deadline);
+  /// The number of the first job that is not done; 0: all are.
+  uint64_t first_number();
   /// Whether this thread is in a job's `at_end`. Such a thread may be the one that must run operations started there.
   static bool is_calling_back();
 
  private:
   void work();
   bool has_ended();
+  JobPtr first() const LOCKSTEP_REQUIRES(mutex_);
   /// Runs the first job. Meanwhile releases the mutex through `lock`, which the analysis cannot identify with it.
   void run_first(MutexLock& lock) LOCKSTEP_REQUIRES(mutex_) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS;
   /// Checks on the running job if it is time. Releases the mutex likewise.
