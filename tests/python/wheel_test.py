@@ -32,7 +32,7 @@ class Wheel(unittest.TestCase):
         shutil.copytree(os.path.join(SOURCE, "python"), os.path.join(tree, "python"),
                         ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
         pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", cls.folder, os.path.join(tree, "python"))
-        cls.wheels = glob.glob(os.path.join(cls.folder, "lockstep-*.whl"))
+        cls.wheels = glob.glob(os.path.join(cls.folder, "lockstep_ddp-*.whl"))
         cls.site = os.path.join(cls.folder, "site")
         pip("install", "--no-deps", "--no-index", "--target", cls.site, *cls.wheels)
 
