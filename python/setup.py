@@ -20,11 +20,10 @@ except ImportError:
         import torch
     except ImportError:
         sys.exit('lockstep is built against the torch that is installed, and this Python has none: pip install "torch==2.13.*", then try again')
-from torch.utils.cpp_extension import BuildExtension, CppExtension
-
 RELEASE = re.match(r"(\d+)\.(\d+)", torch.__version__)
 if not (2, 11) <= (int(RELEASE[1]), int(RELEASE[2])) < (2, 14):
     sys.exit(f'lockstep is built against torch 2.11 to 2.13, but torch {torch.__version__} is installed: pip install "torch==2.13.*", then try again')
+from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.join(os.path.dirname(HERE), "src")
