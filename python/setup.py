@@ -4,9 +4,26 @@ import glob
 import os
 import platform
 import re
+import site
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 
 from setuptools import setup
-from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+try:
+    import torch
+except ImportError:
+    # pip builds in an environment of its own; the torch to build against is in the one that it installs into.
+    sys.path += [sysconfig.get_path("platlib"), site.getusersitepackages()]
+    try:
+        import torch
+    except ImportError:
+        sys.exit('lockstep is built against the torch that is installed, and this Python has none: pip install "torch==2.13.*", then try again')
+RELEASE = re.match(r"(\d+)\.(\d+)", torch.__version__)
+if not (2, 11) <= (int(RELEASE[1]), int(RELEASE[2])) < (2, 14):
+    sys.exit(f'lockstep is built against torch 2.11 to 2.13, but torch {torch.__version__} is installed: pip install "torch==2.13.*", then try again')
+from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.join(os.path.dirname(HERE), "src")
@@ -32,6 +49,15 @@ DEFINED = ["-DLOCKSTEP_X86_KERNELS"] if X86 else ["-DLOCKSTEP_NEON_KERNELS"] if 
 DEFINED = [*DEFINED, f'-DLOCKSTEP_VERSION="{VERSION}"']
 
 
+def say(text):
+    """On the terminal, where there is one: pip keeps what is printed to itself, unless it is called with -v."""
+    try:
+        with open("/dev/tty", "w") as terminal:
+            terminal.write(f"\n{text}\n")
+    except OSError:
+        print(text, flush=True)
+
+
 def files_of(name):
     """Of a folder of src, or of one file."""
     path = os.path.join(SOURCE, name)
@@ -55,13 +81,22 @@ class Build(BuildExtension):
         else:
             objects = os.path.join(self.build_temp, "core", "objects")
             os.makedirs(objects, exist_ok=True)  # the names begin with "..", so the folder must exist
+            sources = list(core_sources())
+            say(f"lockstep: compiling for torch {torch.__version__}, about MINUTES minutes on 2 cores. Part 1 of 2: {len(sources)} files without torch")
             # An extension has one set of flags, but the kernels need their own; and nothing here needs torch's headers.
-            for path, flags in core_sources():
-                extension.extra_objects += self.compiler.compile(
-                    [os.path.relpath(path, os.getcwd())], output_dir=objects,
-                    include_dirs=INCLUDES, extra_postargs=CORE_FLAGS + flags)
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                for built in pool.map(lambda source: self.compiler.compile([os.path.relpath(source[0], os.getcwd())], output_dir=objects,
+                                                                           include_dirs=INCLUDES, extra_postargs=CORE_FLAGS + source[1]), sources):
+                    extension.extra_objects += built
+            say(f"lockstep: part 2 of 2: {len(TORCH) + 1} files that include torch")
         extension.sources = list(self.units())
         super().build_extensions()
+        self.write_built(os.path.join(self.build_lib, "lockstep", "_built.py"))
+
+    def write_built(self, path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f'"""What the package was built with; setup.py writes it."""\n\nTORCH = "{RELEASE[0]}"\n')
 
     def units(self):
         """Files that include all sources of one line."""
@@ -80,6 +115,9 @@ class Build(BuildExtension):
 
 
 setup(
+    # An extension works with the release of torch that it was compiled against, so each has a package of its own.
+    install_requires=[f"torch=={RELEASE[0]}.*"],
+    options={"egg_info": {"tag_build": f"+torch{RELEASE[0]}"}},
     # What the library exports besides the module's entry would clash with another copy in the same process.
     ext_modules=[CppExtension("lockstep._C", ["module.cpp"], include_dirs=INCLUDES + [HERE],
                               extra_compile_args=["-std=c++20", "-O3", "-g0", "-DNDEBUG", "-DUSE_C10D_GLOO", "-fvisibility=hidden"],

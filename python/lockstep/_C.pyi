@@ -1,8 +1,10 @@
-# What lockstep.Replica.stats() returns. The rest of the extension is not for programs.
+# lockstep.Error, and what lockstep.Replica.stats() returns. The rest of the extension is not for programs.
 
 from typing import Any
 
-class Error(RuntimeError): ...
+from torch.distributed import DistBackendError
+
+class Error(DistBackendError): ...
 
 class BucketStats:
     @property

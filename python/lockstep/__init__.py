@@ -5,6 +5,7 @@ needs to be imported for it, and attach() and the rest are loaded when they are 
 """
 
 import os
+import sys
 
 __version__ = "0.1.0"
 __all__ = ["Error", "Replica", "ZeroRedundancyOptimizer", "attach", "register"]
@@ -21,6 +22,7 @@ def __getattr__(name):
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
     import importlib
 
+    _check_torch()
     return getattr(importlib.import_module("lockstep." + _HOMES[name]), name)
 
 
@@ -38,17 +40,63 @@ def register():
     dist.Backend.register_backend("lockstep", _make_backend, devices=["cpu"])
 
 
+def _torch_here():
+    """The version of the torch that is installed, "" if nobody says it, None if there is none. Importing torch would take seconds."""
+    if "torch" in sys.modules:
+        return getattr(sys.modules["torch"], "__version__", "")
+    import importlib.metadata
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        return None
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _torch_then():
+    """major.minor of the torch that this package was built with; "" in a source tree."""
+    try:
+        from lockstep._built import TORCH
+    except ImportError:
+        return ""
+    return TORCH
+
+
+def _misfit():
+    """What is wrong with the torch that is installed, and what to do: a sentence. None if it is the one this package was built for."""
+    here, then = _torch_here(), _torch_then()
+    if here is None:
+        return f'lockstep needs torch {then}, and this Python has none: pip install "torch=={then}.*"' if then else "lockstep needs torch, and this Python has none"
+    if here and then and here.split(".")[:2] != then.split("."):
+        return (f'this lockstep was built for torch {then}, but torch {here} is installed: pip install "torch=={then}.*", '
+                f"or install the lockstep for torch {'.'.join(here.split('.')[:2])} (its wheel, or pip install ./python in Lockstep's sources)")
+    return None
+
+
+def _check_torch():
+    misfit = _misfit()
+    if misfit:
+        raise ImportError(misfit)
+
+
 def _extension():
     """lockstep._C. It is built for one release of torch."""
-    import torch
+    _check_torch()
+    import torch  # noqa: F401  # its libraries are those that _C links
 
     try:
         from lockstep import _C
     except ImportError as error:
-        raise ImportError(f"lockstep's extension does not match torch {torch.__version__}; build it again: "
-                          f"pip install --no-build-isolation ./python ({error})") from error
+        raise ImportError(f"lockstep's extension does not load; install its wheel again, or run pip install ./python in Lockstep's sources: {error}") from error
     return _C
 
 
 def _make_backend(store, rank, size, timeout):
     return _extension().make_backend(store, rank, size, timeout)
+
+
+# Not while torch imports this: a program that does not use lockstep goes on. `python -m lockstep` says it in its own way.
+if "torch" not in sys.modules and sys.argv[:1] != ["-m"]:
+    _check_torch()

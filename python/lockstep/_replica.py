@@ -5,7 +5,7 @@ import contextlib
 import datetime
 import threading
 import weakref
-from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Optional, Sequence, Union
 
 import torch
 import torch.distributed as dist
@@ -15,8 +15,11 @@ import lockstep
 from lockstep import _groups
 
 _C = lockstep._extension()
-
-Error = _C.Error
+if TYPE_CHECKING:
+    from lockstep._C import Error as Error
+    from lockstep._C import ReductionStats
+else:
+    Error = _C.Error
 
 _replicas: "weakref.WeakSet[Replica]" = weakref.WeakSet()
 _of_module: "weakref.WeakKeyDictionary[torch.nn.Module, Replica]" = weakref.WeakKeyDictionary()  # keeps them alive
@@ -203,7 +206,7 @@ class Replica:
         """Steps without a gradient on any rank."""
         return self._core.skipped_steps()
 
-    def stats(self) -> Any:
+    def stats(self) -> "ReductionStats":
         """What reductions have cost this rank so far. An object with
 
             reductions         how many there were
@@ -226,7 +229,7 @@ class Replica:
         """How long this rank has waited for communication: the part not hidden behind backward."""
         return self._core.communication_seconds()
 
-    def bucket_parameters(self) -> list:
+    def bucket_parameters(self) -> list[list[str]]:
         """Names of the parameters in each bucket, in the order in which buckets are reduced."""
         return self._core.bucket_parameters()
 

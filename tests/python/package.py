@@ -40,28 +40,34 @@ def is_current(linked):
     return bool(built) and os.path.getmtime(built[0]) > max(map(os.path.getmtime, [*sources(), *linked]))
 
 
+def tree():
+    """The folder to give to pip: a copy of the package beside links to the sources. pip writes its build folder there, and nothing is left in
+    the source tree."""
+    folder = os.path.join(FOLDER, "tree")
+    os.makedirs(os.path.join(folder, "python/lockstep"), exist_ok=True)
+    for name in ("src", "include"):
+        if not os.path.islink(os.path.join(folder, name)):
+            os.symlink(os.path.join(SOURCE, name), os.path.join(folder, name))
+    own = glob.glob(os.path.join(SOURCE, "python/*.*")) + glob.glob(os.path.join(SOURCE, "python/lockstep/*.*"))
+    for path in filter(os.path.isfile, own):  # an installation may leave folders there
+        copy_if_changed(path, os.path.join(folder, os.path.relpath(path, SOURCE)))
+    return os.path.join(folder, "python")
+
+
+def pip(python, *arguments, built=None):
+    """Runs it on the package, which is compiled in this environment and links the library `built`. Raises with pip's output."""
+    command = [python, "-m", "pip", arguments[0], "--quiet", "--disable-pip-version-check", "--no-build-isolation", "--no-deps", *arguments[1:], tree()]
+    environment = dict(os.environ, **({"LOCKSTEP_LIBRARY": built} if built else {}))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, env=environment)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
+
+
 def build(python=sys.executable):
     """The folder for PYTHONPATH. Raises with pip's output if the package does not build."""
-    built = [path for path in [library(python)] if path]
-    if not is_current(built):
-        # A link to the sources beside a copy of the package: pip writes its build folder there, and nothing is left
-        # in the source tree.
-        tree = os.path.join(FOLDER, "tree")
-        os.makedirs(os.path.join(tree, "python/lockstep"), exist_ok=True)
-        for name in ("src", "include"):
-            if not os.path.islink(os.path.join(tree, name)):
-                os.symlink(os.path.join(SOURCE, name), os.path.join(tree, name))
-        own = glob.glob(os.path.join(SOURCE, "python/*.*")) + glob.glob(os.path.join(SOURCE, "python/lockstep/*.*"))
-        for path in filter(os.path.isfile, own):  # an installation may leave folders there
-            copy_if_changed(path, os.path.join(tree, os.path.relpath(path, SOURCE)))
-        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-build-isolation",
-                   "--no-deps", "--upgrade", "--target", SITE, os.path.join(tree, "python")]
-        environment = dict(os.environ)
-        if built:
-            environment["LOCKSTEP_LIBRARY"] = built[0]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1500, env=environment)
-        if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
+    built = library(python)
+    if not is_current([built] if built else []):
+        pip(python, "install", "--upgrade", "--target", SITE, built=built)
     return SITE
 
 

@@ -3,6 +3,7 @@
 import ast
 import glob
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,9 +17,11 @@ SOURCE = os.path.dirname(os.path.dirname(HERE))
 def pip(*arguments):
     # In one's own environment a wheel is for the torch that is there; and no index is asked for anything.
     done = subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], capture_output=True, text=True, timeout=1500,
+                          start_new_session=True,  # without the terminal of whoever runs this: the build writes to that
                           env={key: value for key, value in os.environ.items() if key not in ("LOCKSTEP_LIBRARY", "PYTHONPATH")})
     if done.returncode != 0:
         raise RuntimeError(done.stdout + done.stderr)
+    return done.stdout
 
 
 class Wheel(unittest.TestCase):
@@ -31,8 +34,8 @@ class Wheel(unittest.TestCase):
             os.symlink(os.path.join(SOURCE, name), os.path.join(tree, name))
         shutil.copytree(os.path.join(SOURCE, "python"), os.path.join(tree, "python"),
                         ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-        pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", cls.folder, os.path.join(tree, "python"))
-        cls.wheels = glob.glob(os.path.join(cls.folder, "lockstep-*.whl"))
+        cls.said = pip("wheel", "-v", "--no-build-isolation", "--no-deps", "--wheel-dir", cls.folder, os.path.join(tree, "python"))
+        cls.wheels = glob.glob(os.path.join(cls.folder, "lockstep_ddp-*.whl"))
         cls.site = os.path.join(cls.folder, "site")
         pip("install", "--no-deps", "--no-index", "--target", cls.site, *cls.wheels)
 
@@ -55,6 +58,35 @@ class Wheel(unittest.TestCase):
         self.assertIn(f"torch     {torch.__version__}; built with {torch.__version__.split('+')[0]}", said)
         self.assertRegex(said, r"(?m)^engine +shared memory, (AVX-512|AVX2|baseline) kernels; one machine, up to 64 ranks")
         self.assertRegex(said, r"(?m)^machine +\d+ CPUs for this process")
+
+    def test_its_build_says_what_it_does(self):
+        import torch
+
+        self.assertRegex(self.said, rf"(?m)^ *lockstep: compiling for torch {re.escape(torch.__version__)}, about \d+ minutes on 2 cores\. Part 1 of 2: \d\d files")
+        self.assertRegex(self.said, r"(?m)^ *lockstep: part 2 of 2: \d files that include torch$")
+
+    def test_pip_requires_that_release_of_torch(self):
+        import torch
+
+        release = ".".join(torch.__version__.split(".")[:2])
+        with open(glob.glob(os.path.join(self.site, f"lockstep_ddp-0.1.0+torch{release}.dist-info/METADATA"))[0]) as file:
+            self.assertIn(f"\nRequires-Dist: torch=={release}.*\n", file.read())
+
+    def build_with(self, torch):
+        """What a build says where `import torch` runs this."""
+        folder = os.path.join(self.folder, "other")
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, "torch.py"), "w") as file:
+            file.write(torch)
+        done = subprocess.run([sys.executable, os.path.join(SOURCE, "python/setup.py"), "--version"], capture_output=True, text=True, timeout=60,
+                              cwd=self.folder, env={**os.environ, "PYTHONPATH": folder})
+        self.assertNotEqual(done.returncode, 0)
+        return done.stderr
+
+    def test_a_build_without_a_torch_that_fits_says_what_to_install(self):
+        self.assertRegex(self.build_with("raise ImportError\n"), r"^lockstep is built against the torch that is installed, and this Python has none: pip install \S+, then try again\n$")
+        self.assertRegex(self.build_with("__version__ = '2.10.1'\n"),
+                         r"^lockstep is built against torch 2\.11 to 2\.\d+, but torch 2\.10\.1 is installed: pip install \S+, then try again\n$")
 
     def test_it_trains(self):
         out = self.run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
