@@ -18,7 +18,7 @@ with open(os.path.join(HERE, "pyproject.toml"), encoding="utf-8") as project:
 LIBRARY = os.environ.get("LOCKSTEP_LIBRARY")  # liblockstep.a of a CMake build with the same torch: what it holds is not built again
 
 # As in the CMakeLists.txt of these folders: everything that knows no torch, ...
-CORE = ["base", "rank_page", "rendezvous/generation", "rendezvous/text_exchange", "collectives/shm/kernels", "collectives/shm/segment",
+CORE = ["base", "rank_page", "rendezvous", "collectives/shm/kernels", "collectives/shm/segment",
         "collectives/shm/protocol", "optim/kernels"]
 # ... and what does; the files of one line are compiled as one, since reading torch's headers takes most of the time.
 TORCH = [["collectives", "collectives/single", "collectives/shm/backend", "collectives/gloo", "collectives/hierarchical"],

@@ -35,7 +35,7 @@ def register():
         return
     # DistributedDataParallel takes its buckets' memory from the backend only if told to.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
-    dist.Backend.register_backend("lockstep", _make_backend, devices=["cpu"])
+    dist.Backend.register_backend("lockstep", _make_backend, extended_api=True, devices=["cpu"])
 
 
 def _extension():
@@ -50,5 +50,7 @@ def _extension():
     return _C
 
 
-def _make_backend(store, rank, size, timeout):
-    return _extension().make_backend(store, rank, size, timeout)
+def _make_backend(group, _):
+    if getattr(group, "enable_reconfigure", False):  # since torch 2.14
+        return _extension().make_unformed_backend(group.group_rank, group.group_size, group.timeout)
+    return _extension().make_backend(group.store, group.group_rank, group.group_size, group.timeout)
