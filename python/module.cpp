@@ -47,11 +47,16 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
   return make_engine(store, rank, world_size, timeout, EngineUse::kBackend);
 }
 
+c10::intrusive_ptr<c10d::Backend> make_unformed_backend(int rank, int world_size, std::chrono::milliseconds timeout) {
+  return lockstep::shm_engine::make_unformed_backend(rank, world_size, timeout, "lockstep");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
   check_torch();
   module.def("make_backend", &make_backend, pybind11::call_guard<pybind11::gil_scoped_release>());
+  module.def("make_unformed_backend", &make_unformed_backend);
   module.def("describe", &describe);
   lockstep::python::bind_replica(module);
   lockstep::python::bind_optimizer(module);

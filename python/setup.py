@@ -21,8 +21,8 @@ except ImportError:
     except ImportError:
         sys.exit('lockstep is built against the torch that is installed, and this Python has none: pip install "torch==2.13.*", then try again')
 RELEASE = re.match(r"(\d+)\.(\d+)", torch.__version__)
-if not (2, 11) <= (int(RELEASE[1]), int(RELEASE[2])) < (2, 14):
-    sys.exit(f'lockstep is built against torch 2.11 to 2.13, but torch {torch.__version__} is installed: pip install "torch==2.13.*", then try again')
+if not (2, 11) <= (int(RELEASE[1]), int(RELEASE[2])) < (2, 15):
+    sys.exit(f'lockstep is built against torch 2.11 to 2.14, but torch {torch.__version__} is installed: pip install "torch==2.13.*", then try again')
 from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -35,7 +35,7 @@ with open(os.path.join(HERE, "pyproject.toml"), encoding="utf-8") as project:
 LIBRARY = os.environ.get("LOCKSTEP_LIBRARY")  # liblockstep.a of a CMake build with the same torch: what it holds is not built again
 
 # As in the CMakeLists.txt of these folders: everything that knows no torch, ...
-CORE = ["base", "rank_page", "rendezvous/generation", "rendezvous/text_exchange", "collectives/shm/kernels", "collectives/shm/segment",
+CORE = ["base", "rank_page", "rendezvous", "collectives/shm/kernels", "collectives/shm/segment",
         "collectives/shm/protocol", "optim/kernels"]
 # ... and what does; the files of one line are compiled as one, since reading torch's headers takes most of the time.
 TORCH = [["collectives", "collectives/single", "collectives/shm/backend", "collectives/gloo", "collectives/hierarchical"],

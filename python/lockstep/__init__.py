@@ -37,7 +37,7 @@ def register():
         return
     # DistributedDataParallel takes its buckets' memory from the backend only if told to.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
-    dist.Backend.register_backend("lockstep", _make_backend, devices=["cpu"])
+    dist.Backend.register_backend("lockstep", _make_backend, extended_api=True, devices=["cpu"])
 
 
 def _torch_here():
@@ -93,8 +93,10 @@ def _extension():
     return _C
 
 
-def _make_backend(store, rank, size, timeout):
-    return _extension().make_backend(store, rank, size, timeout)
+def _make_backend(group, _):
+    if getattr(group, "enable_reconfigure", False):  # since torch 2.14
+        return _extension().make_unformed_backend(group.group_rank, group.group_size, group.timeout)
+    return _extension().make_backend(group.store, group.group_rank, group.group_size, group.timeout)
 
 
 # Not while torch imports this: a program that does not use lockstep goes on. `python -m lockstep` says it in its own way.

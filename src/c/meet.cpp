@@ -11,48 +11,13 @@
 #include "c/guarded.h"
 #include "collectives/ancestor.h"
 #include "collectives/shm/segment/bootstrap.h"
-#include "rendezvous/key_value_client.h"
+#include "rendezvous/client_store.h"
 #include "rendezvous/local_rendezvous.h"
 #include "rendezvous/text_exchange.h"
 
 namespace lockstep::c {
 namespace {
 
-constexpr std::chrono::seconds kLastWords{2};  ///< time for which the rank that serves the store waits after a failure
-
-/// The connection to the store, and the store itself on the rank that serves it.
-class ClientStore final : public MeetingStore {
- public:
-  ClientStore(std::unique_ptr<KeyValueServerThread> server, FileDescriptor socket)
-      : server_(std::move(server)), client_(std::move(socket)) {}
-
-  void set(const std::string& key, const std::string& value) override {
-    client_.set(key, {value.begin(), value.end()});
-  }
-  std::string get(const std::string& key) override {
-    const auto value = client_.get(key, std::chrono::seconds(10));
-    return {value.begin(), value.end()};
-  }
-  int64_t add(const std::string& key, int64_t amount) override { return client_.add(key, amount); }
-  bool check(const std::string& key) override { return client_.check({key}); }
-  void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override {
-    client_.wait(keys, timeout);
-  }
-  /// Whether the store answers.
-  bool is_there() {
-    try {
-      client_.check({"meet/bell"});
-      return true;
-    } catch (const std::exception&) {
-      return false;
-    }
-  }
-  bool serves() const { return server_ != nullptr; }
-
- private:
-  const std::unique_ptr<KeyValueServerThread> server_;
-  KeyValueClient client_;  // destroyed before the server
-};
 using StorePointer = std::shared_ptr<ClientStore>;
 
 /// The launcher's socket exists only once, so the connection is kept for the next lockstep_join() of this process.
@@ -79,18 +44,6 @@ StorePointer open_store(const World& world, const Environment& environment, cons
   if (world.source == World::Source::kLauncher) return launchers_store(*world.store_fd);
   auto rendezvous = rendezvous_on_this_machine(job_of(world, environment), world.rank, deadline);
   return std::make_shared<ClientStore>(std::move(rendezvous.server), std::move(rendezvous.socket));
-}
-
-/// The other ranks may still have to read why there is no group.
-void linger(ClientStore& store, int world_size) noexcept {
-  try {
-    const Deadline deadline(kLastWords);
-    for (auto heard = store.add("failed", 1); store.serves() && heard < world_size && !deadline.passed();
-         heard = store.add("failed", 0))
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  } catch (const std::exception&) {
-    // The serving rank is gone, or never came.
-  }
 }
 
 /// `met` is set once all ranks have found each other.
@@ -151,7 +104,7 @@ Meeting meet(const World& world, const Environment& environment, std::chrono::mi
       // Rank 0 may have been leaving an earlier meeting, whose store this rank has found.
       const bool too_early = !met && !store->is_there() && world.rank != 0 && world.source != World::Source::kLauncher;
       if (!too_early || deadline.passed()) {
-        linger(*store, world.world_size);
+        store->leave(world.world_size);  // the others may still have to read why there is no group
         throw;
       }
     }

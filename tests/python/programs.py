@@ -66,6 +66,11 @@ def every_collective(rank, size):
         dist.gather(values(rank), outputs, root)
         if rank == root:
             expect(torch.stack(outputs), torch.stack(everyone))
+        if hasattr(dist, "gather_single"):  # since torch 2.14
+            flat = torch.empty(size, 3, 5) if rank == root else None
+            dist.gather_single(values(rank), flat, root)
+            if rank == root:
+                expect(flat, torch.stack(everyone))
         tensor = torch.empty(3, 5)
         dist.scatter(tensor, everyone if rank == root else None, root)
         expect(tensor, values(rank))

@@ -89,7 +89,7 @@ class Documents(unittest.TestCase):
 
     def test_readme_says_what_it_needs_before_the_first_command(self):
         before, _, after = read("README.md").partition("```sh\n")
-        for words in ("Linux", "x86-64", "g++ 12", "C++20", "2.11 to 2.13", "wheel", "zip", "`TORCH_DIR`", "CPUs", "GB of disk", "minutes"):
+        for words in ("Linux", "x86-64", "g++ 12", "C++20", "2.11 to 2.14", "wheel", "zip", "`TORCH_DIR`", "CPUs", "GB of disk", "minutes"):
             self.assertIn(words, before)
         self.assertTrue(after.startswith("pip install WHEEL\n"), "the first path needs no build")
         explained, _, _ = before.partition("## Requirements")

@@ -87,6 +87,7 @@ HOMES = [
     (r"(^\s*|\bstd::|\s::)(exit|quick_exit|abort|terminate)\(", set(), "the library never ends the process"),
     (r"^\s*#\s*if", {
         "include/lockstep/c.h",  # C++ and C read it
+        "src/collectives/torch_releases.h",  # what differs between the releases of LibTorch
         "include/lockstep/cxx20.h",  # what is said to an older standard
         "src/base/thread_annotations.h",  # what only Clang understands
         "src/collectives/shm/segment/futex.h",  # the processor's pause instruction

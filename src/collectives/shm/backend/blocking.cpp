@@ -17,7 +17,7 @@ void ShmBackend::run(shm::Request&& request) {
   // Operations begin one after the other, so the number needs no locked instruction.
   sequence_.store(sequence_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   request.called_as = called_as;
-  shared_->core().run(std::move(request), timeout_.load());
+  state().core().run(std::move(request), timeout_.load());
 }
 
 bool ShmBackend::is_immediate(const TensorRequest& request) {
@@ -38,7 +38,7 @@ void ShmBackend::finish_now(TensorRequest request) {
   try {
     std::optional<WaitOnPage> waiting;
     if (shown) waiting.emplace(shown->group, shown->within(timeout));
-    shared_->core().run(std::move(request.parts.front()), timeout);
+    state().core().run(std::move(request.parts.front()), timeout);
   } catch (const Interruption&) {
     if (shown) note_end(&request, sequence, /*failed=*/true);
     throw;

@@ -46,7 +46,7 @@ void ShmBackend::give_back_unowned() {
   const MutexLock lock(mutex_);
   std::erase_if(owned_together_, [&](std::byte* block) {
     if (reinterpret_cast<Owners*>(block)->count.load(std::memory_order_acquire) != 0) return false;
-    shared_->core().free(block);
+    state().core().free(block);
     return true;
   });
 }
@@ -59,10 +59,10 @@ at::Tensor ShmBackend::allocate_together(int64_t elements, const at::TensorOptio
   if (getRank() == 0) {
     give_back_unowned();
     try {
-      std::byte* block = shared_->core().allocate(kInFront + bytes);
+      std::byte* block = state().core().allocate(kInFront + bytes);
       std::memset(block + kInFront, 0, bytes);
       new (block) Owners{static_cast<uint32_t>(getSize())};
-      place = shared_->core().arena()->offset(block);
+      place = state().core().arena()->offset(block);
       const MutexLock lock(mutex_);
       owned_together_.push_back(block);
     } catch (const std::exception& error) {
@@ -75,14 +75,14 @@ at::Tensor ShmBackend::allocate_together(int64_t elements, const at::TensorOptio
        .input = &place,
        .output = &place});
   if (place == kNone) throw LimitError("memory for all ranks together: " + failure);
-  std::byte* block = shared_->core().memory_of(0, place);
-  return tensor_of(new Share{shared_->core().world().segment(0), block}, elements, options);
+  std::byte* block = state().core().memory_of(0, place);
+  return tensor_of(new Share{state().core().world().segment(0), block}, elements, options);
 }
 
 std::vector<std::byte*> ShmBackend::address_everywhere(const at::Tensor& mine) {
   const auto* memory = static_cast<const std::byte*>(mine.const_data_ptr());
-  TORCH_INTERNAL_ASSERT(shared_->core().arena()->contains(memory, mine.nbytes()), "this memory is not the group's");
-  const uint64_t place = shared_->core().arena()->offset(memory);
+  TORCH_INTERNAL_ASSERT(state().core().arena()->contains(memory, mine.nbytes()), "this memory is not the group's");
+  const uint64_t place = state().core().arena()->offset(memory);
   std::vector<uint64_t> places(static_cast<size_t>(getSize()));
   run({.kind = shm::OperationKind::kAllGather,
        .type = shm::DataType::kUInt8,
@@ -91,20 +91,18 @@ std::vector<std::byte*> ShmBackend::address_everywhere(const at::Tensor& mine) {
        .output = places.data()});
   std::vector<std::byte*> addresses;
   for (int rank = 0; rank < getSize(); ++rank)
-    addresses.push_back(shared_->core().memory_of(rank, places[static_cast<size_t>(rank)]));
+    addresses.push_back(state().core().memory_of(rank, places[static_cast<size_t>(rank)]));
   return addresses;
 }
 
 std::optional<uint64_t> ShmBackend::place_of(const at::Tensor& mine) const {
   const auto* memory = static_cast<const std::byte*>(mine.const_data_ptr());
-  const auto& arena = *shared_->core().arena();
+  const auto& arena = *state().core().arena();
   if (!arena.contains(memory, mine.nbytes())) return std::nullopt;
   return arena.offset(memory);
 }
 
-const std::byte* ShmBackend::memory_of(int rank, uint64_t place) const {
-  return shared_->core().memory_of(rank, place);
-}
+const std::byte* ShmBackend::memory_of(int rank, uint64_t place) const { return state().core().memory_of(rank, place); }
 
 }  // namespace lockstep::shm_engine
 

@@ -21,6 +21,12 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
                                                bool writes_page = false,
                                                std::optional<std::chrono::milliseconds> join_timeout = std::nullopt);
 
+/// A backend whose ranks form their group later, by c10d::Backend::reconfigure(); until then every operation throws.
+/// Nobody waits for the others here. `rank` and `world_size` are what it tells until then. It shows its operations on
+/// this rank's page.
+c10::intrusive_ptr<c10d::Backend> make_unformed_backend(int rank, int world_size, std::chrono::milliseconds timeout,
+                                                        const std::string& name);
+
 /// Another backend of the ranks of `backend`, in the same group of the core: calls of both are compared across ranks as
 /// one sequence of operations. It does not write the page. Null if `backend` is another engine. `timeout`: null for
 /// that of `backend`.

@@ -15,9 +15,9 @@ ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
   check_dense("send", tensor);
   request.inputs = {tensor};
   const void* data = request.input(tensor);
-  shared_->free_released();
-  auto message = shared_->core().send(data, tensor.nbytes(), to, tag, shared_->keep(std::move(request.tensors)),
-                                      to_moved(tensor.scalar_type()));
+  state().free_released();
+  auto message = state().core().send(data, tensor.nbytes(), to, tag, state().keep(std::move(request.tensors)),
+                                     to_moved(tensor.scalar_type()));
   return launch(std::move(request), {std::move(message)});
 }
 
@@ -34,9 +34,9 @@ ShmBackend::WorkPtr ShmBackend::receive(TensorRequest request, at::Tensor& tenso
   check_dense("recv", tensor);
   request.inputs = request.result = {tensor};
   void* data = request.output(tensor, /*load=*/false);
-  shared_->free_released();
-  auto message = shared_->core().receive(data, tensor.nbytes(), from, tag, shared_->keep(std::move(request.tensors)),
-                                         to_moved(tensor.scalar_type()));
+  state().free_released();
+  auto message = state().core().receive(data, tensor.nbytes(), from, tag, state().keep(std::move(request.tensors)),
+                                        to_moved(tensor.scalar_type()));
   return launch(std::move(request), {std::move(message)});
 }
 

@@ -60,6 +60,11 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
   return c10::make_intrusive<ShmBackend>(std::make_shared<BackendState>(std::move(world)), timeout, name, writes_page);
 }
 
+c10::intrusive_ptr<c10d::Backend> make_unformed_backend(int rank, int world_size, std::chrono::milliseconds timeout,
+                                                        const std::string& name) {
+  return c10::make_intrusive<ShmBackend>(rank, world_size, std::min(timeout, kLongest), name, /*writes_page=*/true);
+}
+
 c10::intrusive_ptr<c10d::Backend> share_group_of(c10d::Backend& backend,
                                                  std::optional<std::chrono::milliseconds> timeout) {
   auto* const own = dynamic_cast<ShmBackend*>(&backend);
@@ -69,15 +74,22 @@ c10::intrusive_ptr<c10d::Backend> share_group_of(c10d::Backend& backend,
 }
 
 ShmBackend::ShmBackend(BackendStatePtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page)
-    : RequestBackend(shared->core().rank(), shared->core().size()),
+    : Regroups(shared->core().rank(), shared->core().size()),
       BlockingEngine(/*compares_all_calls=*/true),
       shared_(std::move(shared)),
       name_(std::move(name)),
       writes_page_(writes_page),
       timeout_(timeout) {
   // Python's programs, whose operations this object shows, may call a group from any thread.
-  if (writes_page_) shared_->core().expect_several_callers();
+  if (writes_page_) state().core().expect_several_callers();
 }
+
+ShmBackend::ShmBackend(int rank, int size, std::chrono::milliseconds timeout, std::string name, bool writes_page)
+    : Regroups(rank, size),
+      BlockingEngine(/*compares_all_calls=*/true),
+      name_(std::move(name)),
+      writes_page_(writes_page),
+      timeout_(timeout) {}
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
   return c10::make_intrusive<BackendOptions>(name_, timeout_.load());
@@ -88,16 +100,16 @@ std::chrono::milliseconds ShmBackend::bounded(std::chrono::milliseconds timeout)
 }
 
 ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request) {
-  shared_->free_released();
+  state().free_released();
   if (is_immediate(request)) {
     finish_now(std::move(request));
     return {};
   }
   std::vector<shm::WorkPtr> works;
-  auto keep_alive = request.tensors.empty() ? nullptr : shared_->keep(std::move(request.tensors));
+  auto keep_alive = request.tensors.empty() ? nullptr : state().keep(std::move(request.tensors));
   for (auto& part : request.parts) {
     part.keep_alive = keep_alive;
-    works.push_back(shared_->core().start(std::move(part)));
+    works.push_back(state().core().start(std::move(part)));
   }
   return launch(std::move(request), std::move(works));
 }
@@ -107,7 +119,7 @@ ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request, std::vector<shm::W
   const auto timeout = bounded(request.timeout);
   const uint64_t sequence = ++sequence_;
   const std::optional<PageNote> shown = page_note(request, sequence);
-  WorkPtr work = c10::make_intrusive<ShmWork>(shared_, std::move(request), std::move(works), timeout, sequence, shown);
+  WorkPtr work = c10::make_intrusive<ShmWork>(shared(), std::move(request), std::move(works), timeout, sequence, shown);
   {
     const MutexLock lock(mutex_);
     if (coalescing_) {
@@ -128,9 +140,14 @@ std::optional<PageNote> ShmBackend::page_note(const TensorRequest& request, uint
 
 void ShmBackend::setGroupUid(const std::string& uid) {
   Backend::setGroupUid(uid);
-  if (!writes_page_) return;
+  show_group();
+}
+
+void ShmBackend::show_group() {
+  if (!writes_page_ || !shared_) return;
+  const std::string& uid = getGroupUid();
   std::vector<int> ranks;
-  for (int rank = 0; rank < getSize(); ++rank) ranks.push_back(shared_->core().world().numbers().launched_rank(rank));
+  for (int rank = 0; rank < getSize(); ++rank) ranks.push_back(state().core().world().numbers().launched_rank(rank));
   const RankBoard* board = launchers_board();
   if (board == nullptr || std::count(ranks.begin(), ranks.end(), -1) > 0) return;
   const bool is_all = uid == "0" && ranks.size() == static_cast<size_t>(board->world_size());
@@ -159,7 +176,7 @@ at::Tensor ShmBackend::allocateTensor(long elements, at::TensorOptions options) 
     void* memory;
     ~Lease() { arena->free(memory); }
   };
-  auto* lease = new Lease{shared_->core().arena(), shared_->core().allocate(bytes)};
+  auto* lease = new Lease{state().core().arena(), state().core().allocate(bytes)};
   at::DataPtr data(
       lease->memory, lease, [](void* context) { delete static_cast<Lease*>(context); }, at::kCPU);
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, std::move(data),
@@ -182,9 +199,11 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::merge(const c10::intrusive_ptr<c10
   return make_backend(store, rank, size, options ? options->timeout : timeout_.load(), name_, writes_page_);
 }
 
-void ShmBackend::shutdown() { shared_->core().leave(); }
+void ShmBackend::shutdown() {
+  if (shared_) shared_->core().leave();
+}
 
-void ShmBackend::abort() { shared_->core().abort("abort() was called on the group"); }
+void ShmBackend::abort() { interrupt("abort() was called on the group"); }
 
 void end_futures(std::chrono::milliseconds at_most) { FutureThread::end_all(at_most); }
 

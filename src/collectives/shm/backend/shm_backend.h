@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <set>
 #include <string>
 
 #include "base/mutex.h"
@@ -9,11 +10,12 @@
 #include "collectives/shm/backend/backend_state.h"
 #include "collectives/shm/backend/request_backend.h"
 #include "collectives/shm/backend/shm_work.h"
+#include "collectives/torch_releases.h"
 
 namespace lockstep::shm_engine {
 
 /// Launches every operation in the core. Only sparse reductions and the monitored barrier wait.
-class ShmBackend final : public RequestBackend,
+class ShmBackend final : public Regroups<RequestBackend>,
                          public BlockingEngine,
                          public Interruptible,
                          public FinishesPending,
@@ -21,6 +23,8 @@ class ShmBackend final : public RequestBackend,
  public:
   /// `writes_page`: this object's operations are shown on the rank's page.
   ShmBackend(BackendStatePtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page = false);
+  /// One that has no group yet; see make_unformed_backend().
+  ShmBackend(int rank, int size, std::chrono::milliseconds timeout, std::string name, bool writes_page);
 
   // shm_backend.cpp
   const std::string getBackendName() const override { return name_; }
@@ -46,12 +50,14 @@ class ShmBackend final : public RequestBackend,
   void shutdown() override;
   /// Ends the group on every rank.
   void abort() override;
-  void interrupt(const std::string& why) override { shared_->core().abort(why); }
-  std::string finish(const Deadline& deadline) override { return shared_->core().finish(deadline); }
+  void interrupt(const std::string& why) override {
+    if (shared_) shared_->core().abort(why);
+  }
+  std::string finish(const Deadline& deadline) override { return shared_ ? shared_->core().finish(deadline) : ""; }
 
   /// The group's core, for an engine built on this one.
-  shm::Communicator& core() { return shared_->core(); }
-  const BackendStatePtr& shared() const { return shared_; }
+  shm::Communicator& core() { return state().core(); }
+  const BackendStatePtr& shared() const { return state(), shared_; }
 
   // blocking.cpp, with finish_now
   void run(shm::Request&& request) override;
@@ -72,6 +78,17 @@ class ShmBackend final : public RequestBackend,
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
  private:
+  // regroup.cpp
+  std::string handle() const override;
+  void regroup(Regrouping regrouping) override;
+  void join(BackendStatePtr group);
+  /// The group's state. Throws if this rank has no group yet.
+  BackendState& state() const {
+    if (!shared_) throw_unformed();
+    return *shared_;
+  }
+  [[noreturn]] static void throw_unformed();
+
   WorkPtr launch(TensorRequest request) override;
   WorkPtr launch(TensorRequest request, std::vector<shm::WorkPtr> works);
   /// Whether the request can go straight to the core, which will not refuse it.
@@ -83,15 +100,18 @@ class ShmBackend final : public RequestBackend,
   std::optional<PageNote> page_note(const TensorRequest& request, uint64_t sequence);
 
   void give_back_unowned();
+  void show_group();
 
-  const BackendStatePtr shared_;
+  BackendStatePtr shared_;  ///< replaced by regroup() alone, with which no other call of this object may coincide
   const std::string name_;
   const bool writes_page_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<uint64_t> sequence_{0};  ///< operations started
   PageGroup on_page_;                  ///< set before the first operation
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
+  mutable std::string handle_ LOCKSTEP_GUARDED_BY(mutex_);  ///< empty before the first call of handle()
+  std::set<int64_t> uuids_ LOCKSTEP_GUARDED_BY(mutex_);     ///< of all calls of regroup()
   std::optional<std::vector<WorkPtr>> coalescing_ LOCKSTEP_GUARDED_BY(mutex_);  ///< since startCoalescing
   /// On rank 0: memory made by allocate_together().
   std::vector<std::byte*> owned_together_ LOCKSTEP_GUARDED_BY(mutex_);
