@@ -36,3 +36,6 @@ foreach(kind openmpi mpich)
   endif()
 endforeach()
 add_library(Lockstep::mpi ALIAS lockstep_mpi)
+
+# liblockstep_train with the functions that take a communicator.
+lockstep_train_library(lockstep_train_mpi lockstep_mpi with_mpi.cpp)

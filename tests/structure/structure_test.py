@@ -38,6 +38,7 @@ MAY_INCLUDE = {
     "fully_sharded": {"optim", "checkpoint", "data_parallel", "context", "reducer", "collectives", "rank_page", "base"},
     "pipeline": {"checkpoint", "data_parallel", "context", "reducer", "collectives", "rank_page", "base", "data"},
     "run_log": {"data_parallel", "context", "observe", "base"},
+    "train_c": {"c", "run_log", "data_parallel", "context", "train", "checkpoint", "collectives", "rank_page", "base"},
     "trainer": {"diloco", "run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe", "rank_page", "base"},
 }
 # Public header -> the folder under src/ that answers for it.
@@ -61,6 +62,7 @@ HEADERS = {
     "pipeline": "pipeline",
     "run_log": "run_log summary_writer",
     "trainer": "trainer",
+    "train_c": "train_c",
 }
 # Room of src/collectives/shm/ -> the rooms it may include besides itself.
 ROOMS = {
@@ -86,7 +88,7 @@ HOMES = [
     # Called by itself or by its namespace; a group's abort() is another thing.
     (r"(^\s*|\bstd::|\s::)(exit|quick_exit|abort|terminate)\(", set(), "the library never ends the process"),
     (r"^\s*#\s*if", {
-        "include/lockstep/c.h",  # C++ and C read it
+        "include/lockstep/c.h", "include/lockstep/train_c.h",  # C++ and C read them
         "src/collectives/torch_releases.h",  # what differs between the releases of LibTorch
         "include/lockstep/cxx20.h",  # what is said to an older standard
         "src/base/thread_annotations.h",  # what only Clang understands

@@ -1,0 +1,82 @@
+// What a Model writes and reads.
+
+#include <utility>
+
+#include <lockstep/checkpoint.h>
+
+#include "train_c/guarded.h"
+#include "train_c/model.h"
+#include "train_c/script.h"
+
+namespace lockstep::train_c {
+
+void Model::agree_on(const char* function, const std::string& settings, const std::function<void()>& body) {
+  agree(*world, {.call = call(function), .settings = settings}, [&](Report&) { body(); });
+}
+
+void Model::on_rank_zero(const char* function, const std::function<void()>& body) {
+  agree(*world, {.call = call(function), .for_all = true}, [&](Report&) {
+    if (world->context.is_main()) body();
+  });
+}
+
+void Model::save(const std::string& path) {
+  agree_on("lockstep_train_save", path + "\n", [] {});  // nothing is written if a rank does something else
+  on_rank_zero("lockstep_train_save", [&] { save_script(parts_->module, path); });
+}
+
+void Model::load(const std::string& path) {
+  agree_on("lockstep_train_load", path + "\n", [] {});
+  on_rank_zero("lockstep_train_load", [&] {
+    copy_state("lockstep_train_load of " + path.substr(0, 200), state_of_script(load_script(path)), parts_->module);
+  });
+  replica_->broadcast_parameters();
+}
+
+void Model::check_folder(const std::string& folder) const {
+  if (folder.empty()) refuse("lockstep_train_save_checkpoint", "folder is empty");
+  if (checkpointer_ && folder != folder_)
+    refuse("lockstep_train_save_checkpoint", "the checkpoints of this model are in " + folder_ + ", not in " +
+                                                 folder.substr(0, 200) + "; a model has one folder");
+}
+
+void Model::open_folder(const std::string& folder) {
+  if (checkpointer_) return;
+  auto opened = std::make_unique<Checkpointer>(folder, world->context.group(), parts_->recipe.checkpoints);
+  opened->add("model", Checkpointer::Part{.save = [this] { return to_object(state_of_script(parts_->module)); },
+                                          .load =
+                                              [this](const c10::IValue& state) {
+                                                copy_state("the checkpoint", to_state_dict(state), parts_->module);
+                                              }});
+  opened->add("optimizer", *parts_->optimizer);
+  if (parts_->scheduler) opened->add("lr_scheduler", *parts_->scheduler);
+  opened->check_before_saves([this] { replica_->check_divergence(); });
+  checkpointer_ = std::move(opened);
+  folder_ = folder;
+}
+
+void Model::save_checkpoint(const std::string& folder) {
+  agree_on("lockstep_train_save_checkpoint", folder + "\n", [&] {
+    check_folder(folder);
+    if (!replica_->step_complete())
+      refuse("lockstep_train_save_checkpoint",
+             "gradients are being accumulated; save after the call that completes the optimizer's step");
+  });
+  open_folder(folder);
+  checkpointer_->save(steps_);
+  checkpointer_->finish();
+}
+
+int64_t Model::resume(const std::string& folder) {
+  agree_on("lockstep_train_resume", folder + "\n", [&] {
+    check_folder(folder);
+    if (steps_ > 0 || !replica_->step_complete())
+      refuse("lockstep_train_resume", "this model has been trained already; resume before its first step");
+  });
+  open_folder(folder);
+  if (!checkpointer_->resume()) return 0;
+  steps_ = checkpointer_->resumed_step();
+  return steps_;
+}
+
+}  // namespace lockstep::train_c

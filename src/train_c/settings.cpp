@@ -1,0 +1,127 @@
+#include "train_c/settings.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "train_c/guarded.h"
+
+namespace lockstep::train_c {
+
+Settings Settings::read(const std::string& given) {
+  std::string text = given;
+  const size_t begin = given.find_first_not_of(" \t\r\n");
+  const bool is_file = begin == std::string::npos || given[begin] != '{';
+  if (is_file) {
+    std::ifstream file(given);
+    std::ostringstream content;
+    if (!file || !(content << file.rdbuf()))
+      throw StatusError(LOCKSTEP_TRAIN_FILE_FAILED, "the configuration " + given.substr(0, 200) +
+                                                        " cannot be read; give a file's path, or JSON in braces");
+    text = content.str();
+  }
+  nlohmann::json values = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/true);
+  const std::string where = is_file ? "the configuration " + given : "the configuration";
+  if (values.is_discarded()) refuse(where, "this is not JSON");
+  if (!values.is_object()) refuse(where, "this is no JSON object in braces");
+  return {"", std::move(values)};
+}
+
+Settings::Settings(std::string name, nlohmann::json values) : name_(std::move(name)), values_(std::move(values)) {}
+
+const nlohmann::json* Settings::find(const std::string& key) {
+  known_.push_back(key);
+  const auto found = values_.find(key);
+  return found == values_.end() ? nullptr : &*found;
+}
+
+void Settings::refuse_entry(const std::string& key, const std::string& why) const {
+  const auto found = values_.find(key);
+  const std::string value =
+      found == values_.end()
+          ? ""
+          : " is " + found->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, 100) + ";";
+  throw StatusError(LOCKSTEP_INVALID_ARGUMENT, "the configuration's " + place(key) + value + " " + why);
+}
+void Settings::refuse_missing(const std::string& key) const {
+  throw StatusError(LOCKSTEP_INVALID_ARGUMENT, "the configuration has no " + place(key) + ", which is needed");
+}
+
+std::optional<double> Settings::number(const std::string& key) {
+  const nlohmann::json* const value = find(key);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_number()) refuse_entry(key, "give a number");
+  return value->get<double>();
+}
+std::optional<int64_t> Settings::whole(const std::string& key, int64_t least) {
+  const nlohmann::json* const value = find(key);
+  if (value == nullptr) return std::nullopt;
+  constexpr int64_t kMost = int64_t{1} << 53;
+  if (!value->is_number_integer() || value->get<double>() > kMost || value->get<double>() < static_cast<double>(least))
+    refuse_entry(key, "give a whole number from " + std::to_string(least));
+  return value->get<int64_t>();
+}
+std::optional<bool> Settings::flag(const std::string& key) {
+  const nlohmann::json* const value = find(key);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_boolean()) refuse_entry(key, "give true or false");
+  return value->get<bool>();
+}
+std::optional<std::string> Settings::text(const std::string& key) {
+  const nlohmann::json* const value = find(key);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_string()) refuse_entry(key, "give a text");
+  return value->get<std::string>();
+}
+std::optional<std::vector<int64_t>> Settings::wholes(const std::string& key) {
+  const nlohmann::json* const value = find(key);
+  if (value == nullptr) return std::nullopt;
+  const auto is_whole = [](const nlohmann::json& one) { return one.is_number_integer(); };
+  if (!value->is_array() || !std::all_of(value->begin(), value->end(), is_whole))
+    refuse_entry(key, "give a list of whole numbers");
+  return value->get<std::vector<int64_t>>();
+}
+std::optional<Settings> Settings::part(const std::string& key) {
+  const nlohmann::json* const value = find(key);
+  if (value == nullptr) return std::nullopt;
+  if (value->is_string()) return Settings(place(key), {{"type", *value}});
+  if (!value->is_object()) refuse_entry(key, "give a name, or an object in braces");
+  return Settings(place(key), *value);
+}
+
+double Settings::required_number(const std::string& key) {
+  const std::optional<double> value = number(key);
+  if (!value) refuse_missing(key);
+  return *value;
+}
+int64_t Settings::required_whole(const std::string& key, int64_t least) {
+  const std::optional<int64_t> value = whole(key, least);
+  if (!value) refuse_missing(key);
+  return *value;
+}
+std::string Settings::required_text(const std::string& key) {
+  std::optional<std::string> value = text(key);
+  if (!value) refuse_missing(key);
+  return *std::move(value);
+}
+
+void Settings::finish() const {
+  for (const auto& [key, value] : values_.items()) {
+    if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
+    std::string known;
+    for (const std::string& one : known_) known += (known.empty() ? "" : ", ") + one;
+    throw StatusError(LOCKSTEP_INVALID_ARGUMENT,
+                      "the configuration's " + place(key).substr(0, 200) + " is not known there; known are " + known);
+  }
+}
+
+std::string Settings::lines() const {
+  std::string lines;
+  const nlohmann::json flat = values_.flatten();
+  for (const auto& [key, value] : flat.items())
+    lines += key.substr(1) + " " + value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  return lines;
+}
+
+}  // namespace lockstep::train_c

@@ -1,0 +1,130 @@
+// The functions of models in the C interface.
+
+#include <memory>
+#include <string>
+
+#include "train_c/guarded.h"
+#include "train_c/model.h"
+
+using namespace lockstep::train_c;
+
+namespace {
+
+/// A text of the program: not null, and not longer than any path.
+std::string text(const char* function, const char* name, const char* given, size_t most) {
+  if (given == nullptr) refuse(function, std::string(name) + " is null");
+  std::string result(given);
+  if (result.size() > most)
+    refuse(function, std::string(name) + " has " + std::to_string(result.size()) + " characters; give at most " +
+                         std::to_string(most));
+  return result;
+}
+constexpr size_t kMostPath = 4096;
+constexpr size_t kMostConfiguration = 1 << 20;
+
+/// Runs `body` on a model, during a call of its world.
+template <typename Body>
+lockstep_status with(const char* function, lockstep_train_model* handle, const Body& body) {
+  return guarded(LOCKSTEP_RANK_GONE, [&] {
+    const std::shared_ptr<Model> model = models().find(function, handle);
+    const Call call(function, *model->world);
+    body(*model);
+  });
+}
+
+}  // namespace
+
+lockstep_status lockstep_train_create(lockstep_train_world* handle, const char* module, const char* configuration,
+                                      lockstep_train_model** model) {
+  return guarded(LOCKSTEP_RANK_GONE, [&] {
+    constexpr const char* kName = "lockstep_train_create";
+    const std::shared_ptr<World> world = worlds().find(kName, handle);
+    if (model == nullptr) refuse(kName, "model is null; give the place for the handle");
+    *model = nullptr;
+    const std::string file = text(kName, "module", module, kMostPath);
+    const std::string settings = text(kName, "configuration", configuration, kMostConfiguration);
+    const Call call(kName, *world);
+    *model = models().add(std::make_shared<Model>(world, file, settings));
+  });
+}
+
+lockstep_status lockstep_train_free(lockstep_train_model* model) {
+  return guarded(LOCKSTEP_INVALID_ARGUMENT, [&] {
+    if (model == nullptr) return;
+    std::shared_ptr<Model> found = models().find("lockstep_train_free", model);
+    const std::shared_ptr<World> world = found->world;
+    const Call call("lockstep_train_free", *world);
+    models().remove(model);
+    found = nullptr;  // during the call
+  });
+}
+
+lockstep_status lockstep_train_step(lockstep_train_model* model, const lockstep_train_array* inputs,
+                                    int32_t input_count, const lockstep_train_array* targets, int32_t target_count,
+                                    double* loss) {
+  return with("lockstep_train_step", model, [&](Model& found) {
+    const double result = found.step(Arrays("lockstep_train_step", "inputs", inputs, input_count),
+                                     Arrays("lockstep_train_step", "targets", targets, target_count));
+    if (loss != nullptr) *loss = result;
+  });
+}
+
+lockstep_status lockstep_train_evaluate(lockstep_train_model* model, const lockstep_train_array* inputs,
+                                        int32_t input_count, const lockstep_train_array* targets, int32_t target_count,
+                                        double* loss) {
+  return with("lockstep_train_evaluate", model, [&](Model& found) {
+    if (loss == nullptr) refuse("lockstep_train_evaluate", "loss is null; give the place for the result");
+    *loss = found.evaluate(Arrays("lockstep_train_evaluate", "inputs", inputs, input_count),
+                           Arrays("lockstep_train_evaluate", "targets", targets, target_count));
+  });
+}
+
+lockstep_status lockstep_train_infer(lockstep_train_model* model, const lockstep_train_array* inputs,
+                                     int32_t input_count, const lockstep_train_array* outputs, int32_t output_count) {
+  return with("lockstep_train_infer", model, [&](Model& found) {
+    found.infer(Arrays("lockstep_train_infer", "inputs", inputs, input_count),
+                Arrays("lockstep_train_infer", "outputs", outputs, output_count));
+  });
+}
+
+lockstep_status lockstep_train_steps(lockstep_train_model* model, int64_t* steps) {
+  return with("lockstep_train_steps", model, [&](Model& found) {
+    if (steps == nullptr) refuse("lockstep_train_steps", "steps is null; give the place for the number");
+    *steps = found.steps();
+  });
+}
+
+lockstep_status lockstep_train_learning_rate(lockstep_train_model* model, double* rate) {
+  return with("lockstep_train_learning_rate", model, [&](Model& found) {
+    if (rate == nullptr) refuse("lockstep_train_learning_rate", "rate is null; give the place for the number");
+    *rate = found.learning_rate();
+  });
+}
+
+lockstep_status lockstep_train_log(lockstep_train_model* model, const char* name, double value) {
+  return with("lockstep_train_log", model,
+              [&](Model& found) { found.log(text("lockstep_train_log", "name", name, kMostPath), value); });
+}
+
+lockstep_status lockstep_train_save(lockstep_train_model* model, const char* path) {
+  return with("lockstep_train_save", model,
+              [&](Model& found) { found.save(text("lockstep_train_save", "path", path, kMostPath)); });
+}
+
+lockstep_status lockstep_train_load(lockstep_train_model* model, const char* path) {
+  return with("lockstep_train_load", model,
+              [&](Model& found) { found.load(text("lockstep_train_load", "path", path, kMostPath)); });
+}
+
+lockstep_status lockstep_train_save_checkpoint(lockstep_train_model* model, const char* folder) {
+  return with("lockstep_train_save_checkpoint", model, [&](Model& found) {
+    found.save_checkpoint(text("lockstep_train_save_checkpoint", "folder", folder, kMostPath));
+  });
+}
+
+lockstep_status lockstep_train_resume(lockstep_train_model* model, const char* folder, int64_t* step) {
+  return with("lockstep_train_resume", model, [&](Model& found) {
+    const int64_t resumed = found.resume(text("lockstep_train_resume", "folder", folder, kMostPath));
+    if (step != nullptr) *step = resumed;
+  });
+}

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <lockstep/context.h>
+
+#include "base/shared_segment.h"
+#include "collectives/call_guard.h"
+#include "train_c/handles.h"
+
+namespace lockstep::train_c {
+
+/// The ranks of the run, behind a lockstep_train_world.
+struct World {
+  explicit World(Context joined) : context(std::move(joined)) {}
+
+  Context context;
+  CurrentCaller caller;
+  const unsigned generation = fork_generation();
+  int made = 0;  ///< models and replicas so far; ranks that make the same calls give them the same numbers
+};
+
+Handles<World, lockstep_train_world>& worlds();
+
+/// Held during a call of a world or of what belongs to it. Refuses a second thread, and a child of fork().
+class Call {
+ public:
+  /// `function` is a literal.
+  Call(const char* function, World& world);
+
+ private:
+  std::unique_ptr<CallGuard> guard_;
+};
+
+/// What a rank tells the others before anything is changed.
+struct Report {
+  std::string call;                      ///< the function, and what it is called on
+  std::string settings;                  ///< lines that must be equal on all ranks
+  std::string problem;                   ///< why this rank cannot take part; empty: it can
+  lockstep_status status = LOCKSTEP_OK;  ///< of the problem
+  double loss = 0, weight = 1;
+  bool for_all = false;  ///< rank 0 works for all ranks, which get its status, too; not sent
+};
+
+/// Runs `body`, whose failure becomes the report's problem, and exchanges the reports. Returns all ranks', in rank
+/// order. Throws on all ranks if a rank calls something else, cannot take part, or has other settings: this rank's own
+/// exception, or a StatusError that names the rank. The world remains usable.
+std::vector<Report> agree(World& world, Report report, const std::function<void(Report&)>& body);
+
+/// As in the functions of the C interface.
+ContextOptions context_options(const char* function, const lockstep_train_options* options);
+/// Joins the ranks of an MPI communicator. `communicator` points to an MPI_Comm, or to a Fortran program's handle.
+Context join_mpi(const void* communicator, bool is_fortran, ContextOptions options);
+
+}  // namespace lockstep::train_c

@@ -1,0 +1,53 @@
+#ifndef LOCKSTEP_TESTS_TRAIN_C_CHECK_H
+#define LOCKSTEP_TESTS_TRAIN_C_CHECK_H
+
+#include <lockstep/train_c.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Ends the program, with the place and what the library says. */
+#define CHECK(condition)                                                                      \
+  do {                                                                                        \
+    if (!(condition)) {                                                                       \
+      fprintf(stderr, "%s:%d: %s is false; last error: %s\n", __FILE__, __LINE__, #condition, \
+              lockstep_train_last_error());                                                   \
+      _Exit(3);                                                                               \
+    }                                                                                         \
+  } while (0)
+#define OK(call) CHECK((call) == LOCKSTEP_OK)
+/* The call is refused with this status, and the text has these words. */
+#define REFUSED(status, words, call)                             \
+  do {                                                           \
+    CHECK((call) == (status));                                   \
+    CHECK(strstr(lockstep_train_last_error(), (words)) != NULL); \
+  } while (0)
+
+/* The module net.pt of the folder takes [rows, 3] and returns [rows, 2], in float64. */
+#define CONFIGURATION                                                      \
+  "{\"optimizer\": {\"type\": \"adam\", \"lr\": 0.05}, \"loss\": \"mse\"," \
+  " \"lr_scheduler\": {\"type\": \"cosine_annealing\", \"t_max\": 50}, \"checkpoint\": {\"keep_last\": 3}}"
+
+enum { kInputs = 3, kOutputs = 2, kMostRows = 64 };
+
+/* A batch of doubles; `first` is the number of its first row among the rows of all ranks. */
+typedef struct batch {
+  double x[kMostRows * kInputs], y[kMostRows * kOutputs];
+  int64_t x_shape[2], y_shape[2];
+  lockstep_train_array input, target;
+} batch;
+void fill(batch* of, int step, int64_t first, int64_t rows);
+
+lockstep_train_model* make(lockstep_train_world* world, const char* folder, const char* configuration);
+/* The sum of all outputs for a batch that is the same on all ranks, each with its own factor. */
+double fingerprint(lockstep_train_model* model);
+
+void test_refusals(lockstep_train_world* world, const char* folder);
+void test_files(lockstep_train_world* world, const char* folder);
+void test_settings(lockstep_train_world* world, const char* folder);
+void test_handles(lockstep_train_world* world, const char* folder);
+void test_threads(lockstep_train_world* world, const char* folder);
+void test_fuzz(lockstep_train_world* world, const char* folder, long calls);
+void test_ranks_that_differ(lockstep_train_world* world, const char* folder);
+
+#endif

@@ -1,0 +1,72 @@
+/* Ranks that differ are told on all ranks, by name, and the training goes on. At least two ranks. */
+
+#include "check.h"
+
+static int rank;
+
+/* MISMATCH, or the odd rank's own status. */
+static void told(lockstep_status status, lockstep_status own, const char* words) {
+  CHECK(status == (rank == 1 ? own : LOCKSTEP_MISMATCH));
+  CHECK(strstr(lockstep_train_last_error(), words) != NULL);
+}
+
+static void create(lockstep_train_world* world, const char* folder) {
+  char path[1024];
+  lockstep_train_model* model = NULL;
+  snprintf(path, sizeof path, "%s/net.pt", folder);
+  told(lockstep_train_create(world, path,
+                             rank == 1 ? "{\"loss\": \"mse\", \"optimizer\": {\"type\": \"sgd\", \"lr\": 0.2}}"
+                                       : "{\"loss\": \"mse\", \"optimizer\": {\"type\": \"sgd\", \"lr\": 0.1}}",
+                             &model),
+       LOCKSTEP_MISMATCH, "rank 0 has optimizer/lr 0.1, but rank 1 has optimizer/lr 0.2");
+  CHECK(model == NULL);
+  told(lockstep_train_create(world, path,
+                             rank == 1 ? "{\"loss\": \"mse\", \"optimizer\": \"adam\"}"
+                                       : "{\"loss\": \"mse\", \"optimizer\": \"sgd\"}",
+                             &model),
+       LOCKSTEP_MISMATCH, "rank 0 has optimizer \"sgd\", but rank 1 has optimizer \"adam\"");
+  snprintf(path, sizeof path, "%s/%s.pt", folder, rank == 1 ? "twice" : "net");
+  told(lockstep_train_create(world, path, CONFIGURATION, &model), LOCKSTEP_MISMATCH, "the module's code with hash");
+  snprintf(path, sizeof path, "%s/%s.pt", folder, rank == 1 ? "none" : "net");
+  CHECK(lockstep_train_create(world, path, CONFIGURATION, &model) == LOCKSTEP_TRAIN_FILE_FAILED);
+  CHECK(strstr(lockstep_train_last_error(), "none.pt cannot be read as TorchScript") != NULL);
+  CHECK(rank == 1 || strstr(lockstep_train_last_error(), "failed on rank 1") != NULL);
+}
+
+static void step(lockstep_train_model* model, const char* folder) {
+  char path[1024];
+  batch part;
+  fill(&part, 0, 4 * rank, 4);
+  snprintf(path, sizeof path, "%s/never.pt", folder);
+  told(rank == 1 ? lockstep_train_save(model, path)
+                 : lockstep_train_step(model, &part.input, 1, &part.target, 1, NULL),
+       LOCKSTEP_MISMATCH, "rank 1 calls lockstep_train_save of model 1 while rank 0 calls lockstep_train_step of model 1");
+  FILE* const file = fopen(path, "r");
+  CHECK(file == NULL);
+  fill(&part, 0, 4 * rank, rank == 1 ? 5 : 4);
+  told(lockstep_train_step(model, &part.input, 1, &part.target, 1, NULL), LOCKSTEP_MISMATCH,
+       "rank 0 has inputs[0] float64 [4, 3], but rank 1 has inputs[0] float64 [5, 3]");
+  fill(&part, 0, 4 * rank, 4);
+  if (rank == 1) part.input.dtype = LOCKSTEP_INT64;
+  told(lockstep_train_step(model, &part.input, 1, &part.target, 1, NULL), LOCKSTEP_INVALID_ARGUMENT,
+       rank == 1 ? "lockstep_train_step of model 1: " : "lockstep_train_step of model 1 failed on rank 1: ");
+}
+
+void test_ranks_that_differ(lockstep_train_world* world, const char* folder) {
+  rank = lockstep_train_rank(world);
+  CHECK(lockstep_train_size(world) > 1);
+  create(world, folder);
+  lockstep_train_model* const model = make(world, folder, CONFIGURATION);
+  const double before = fingerprint(model);
+  step(model, folder);
+  CHECK(fingerprint(model) == before);
+  batch part;
+  double loss = 0;
+  fill(&part, 0, 4 * rank, 4);
+  OK(lockstep_train_step(model, &part.input, 1, &part.target, 1, &loss));
+  CHECK(fingerprint(model) != before);
+  printf("weights %.17g\n", fingerprint(model));
+  if (rank == 1) return; /* and leaves, while the others train */
+  CHECK(lockstep_train_step(model, &part.input, 1, &part.target, 1, &loss) == LOCKSTEP_RANK_GONE);
+  CHECK(strstr(lockstep_train_last_error(), "rank 1") != NULL);
+}
