@@ -1,6 +1,5 @@
 # The component `wheel`, which scripts/wheel puts into the Python package: the C++ library as one shared object with its
-# headers and its CMake package, the launcher, and what `lockstep tour` and
-# `lockstep doctor` run. No other installation has it.
+# headers and its CMake package, the launcher, and what `lockstep tour` and `lockstep doctor` run. No other installation has it.
 
 if(NOT library_type STREQUAL STATIC_LIBRARY OR LOCKSTEP_SANITIZE)
   return()
@@ -12,7 +11,7 @@ add_library(lockstep_wheel SHARED ${PROJECT_BINARY_DIR}/lockstep_wheel.cpp)
 target_include_directories(lockstep_wheel INTERFACE $<INSTALL_INTERFACE:include>)
 target_compile_features(lockstep_wheel INTERFACE cxx_std_20)
 target_link_libraries(lockstep_wheel PUBLIC stdc++ PRIVATE $<LINK_LIBRARY:WHOLE_ARCHIVE,lockstep> INTERFACE Threads::Threads)
-# What reads a .tar, from the static library: the shared one brings XML, ICU and ten more, 45 MB of them, into a wheel.
+# What reads a .tar, from the static library: the shared one brings XML, ICU and seven more, 37 MB, into a wheel.
 find_library(LOCKSTEP_STATIC_ARCHIVE libarchive.a)
 mark_as_advanced(LOCKSTEP_STATIC_ARCHIVE)
 if(LOCKSTEP_STATIC_ARCHIVE)

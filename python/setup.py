@@ -82,7 +82,7 @@ class Build(BuildExtension):
             objects = os.path.join(self.build_temp, "core", "objects")
             os.makedirs(objects, exist_ok=True)  # the names begin with "..", so the folder must exist
             sources = list(core_sources())
-            say(f"lockstep: compiling for torch {torch.__version__}, about MINUTES minutes on 2 cores. Part 1 of 2: {len(sources)} files without torch")
+            say(f"lockstep: compiling for torch {torch.__version__}, about 3 minutes on 2 cores. Part 1 of 2: {len(sources)} files without torch")
             # An extension has one set of flags, but the kernels need their own; and nothing here needs torch's headers.
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
                 for built in pool.map(lambda source: self.compiler.compile([os.path.relpath(source[0], os.getcwd())], output_dir=objects,

@@ -83,7 +83,7 @@ class Files(Folder):
                     self.assertNotRegex(file.read(), f"@CMAKE|{re.escape(SOURCE)}", name)
 
     def test_the_library_brings_no_library_of_archives(self):
-        """libarchive.so needs a dozen others; they would all lie in the wheel."""
+        """libarchive.so needs nine others; they would all lie in the wheel."""
         names = needed(os.path.join(self.site, "lockstep/lib/liblockstep.so"))
         self.assertIn("libtorch_cpu.so", names)
         self.assertEqual([name for name in names if not MAY_NEED.match(name) and not name.startswith(("libjpeg.", "libpng16."))], [])

@@ -21,7 +21,7 @@ def pip(*arguments):
                           env={key: value for key, value in os.environ.items() if key not in ("LOCKSTEP_LIBRARY", "PYTHONPATH")})
     if done.returncode != 0:
         raise RuntimeError(done.stdout + done.stderr)
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 class Wheel(unittest.TestCase):
