@@ -34,9 +34,9 @@ void WaitOnPage::show_any() {
   for (const Thread* thread = first_thread.load(std::memory_order_acquire); thread != nullptr; thread = thread->next) {
     if (thread->innermost.load(kRelaxed) == nullptr) continue;
     own_page().begin_wait(thread->group.load(kRelaxed), {.sequence = thread->sequence.load(kRelaxed),
-                                                                .collective = thread->collective.load(kRelaxed),
-                                                                .needs = thread->needs.load(kRelaxed),
-                                                                .needs_some = thread->needs_some.load(kRelaxed)});
+                                                         .collective = thread->collective.load(kRelaxed),
+                                                         .needs = thread->needs.load(kRelaxed),
+                                                         .needs_some = thread->needs_some.load(kRelaxed)});
     std::atomic_thread_fence(std::memory_order_seq_cst);  // the wait may have ended before it was shown
     if (thread->innermost.load(kRelaxed) == nullptr) own_page().set_waiting(false);
     return;
