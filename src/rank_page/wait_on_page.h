@@ -10,7 +10,7 @@ namespace lockstep {
 
 /// Shows on this rank's page that a thread waits and does not compute, even while it spins. The page has room for the
 /// wait of one thread: if another thread's operation ends meanwhile, a thread that still waits shows its wait again
-/// when it next looks (show_again()).
+/// when it next looks (show_again()), or has another thread do so (show_any()).
 class WaitOnPage {
  public:
   WaitOnPage(int group, const RankStatus::Awaited& awaited)
