@@ -1,6 +1,7 @@
 """liblockstep_train from C, Fortran and Java: modules from Python's TorchScript, trained by one process and by two."""
 
 import os
+import pathlib
 import re
 import shutil
 import sys
@@ -19,7 +20,7 @@ MODULES = os.path.join(SOURCE, "tests/train_c/modules.py")
 
 
 def numbers(what, text):
-    return [float(number) for number in re.findall(rf"{what} ([-+.\deE]+)", text)]
+    return [float(number) for number in re.findall(rf"{what} +([-+.\deE]+)", text)]
 
 
 def weights_of(text, ranks):
@@ -87,6 +88,24 @@ class FromC(TrainTest):
                 with self.subTest(test, ranks=ranks):
                     shutil.rmtree(os.path.join(self.folder, "late"), ignore_errors=True)
                     self.rank(ranks, test)
+
+    def test_losses(self):
+        for ranks in (1, 2):
+            self.rank(ranks, "losses")
+
+    def test_checkpoints_and_a_log_at_intervals(self):
+        for ranks in (1, 2):
+            shutil.rmtree(os.path.join(self.folder, "intervals"), ignore_errors=True)
+            self.rank(ranks, "intervals")
+            names = os.listdir(os.path.join(self.folder, "log"))
+            self.assertTrue(names and all("tfevents" in name for name in names), names)
+            content = b"".join(pathlib.Path(self.folder, "log", name).read_bytes() for name in names)
+            for tag in (b"loss", b"lr", b"heat"):
+                self.assertIn(tag, content)
+            shutil.rmtree(os.path.join(self.folder, "log"))
+
+    def test_a_missing_call(self):
+        self.rank(2, "missing")
 
     def test_threads(self):
         self.rank(1, "threads")
