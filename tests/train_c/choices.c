@@ -97,3 +97,38 @@ void test_missing_call(lockstep_train_world* world, const char* folder) {
   snprintf(path, sizeof path, "%s/told", folder);
   fclose(fopen(path, "w"));
 }
+
+/* A backward that fails on all ranks leaves nothing behind. */
+void test_failing_backward(lockstep_train_world* world, const char* folder) {
+  lockstep_train_model* const model = model_of(world, folder, "fails", "\"mse\"", 0.01, "");
+  lockstep_train_model* const undisturbed = model_of(world, folder, "fails", "\"mse\"", 0.01, "");
+  batch bad;
+  double losses[kSteps];
+  train(world, undisturbed, kSteps, losses);
+  fill(&bad, 0, 0, 4);
+  for (int i = 0; i < 4 * kInputs; ++i) bad.x[i] = 1000 * (1 + i % 5);
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "modified by an inplace operation",
+          lockstep_train_step(model, &bad.input, 1, &bad.target, 1, NULL));
+  train(world, model, kSteps, losses);
+  CHECK(fingerprint(model) == fingerprint(undisturbed));
+}
+
+/* With weight_by_rows the calls of one step have one weight. */
+void test_rows(lockstep_train_world* world, const char* folder) {
+  lockstep_train_model* const model =
+      model_of(world, folder, "net", "\"mse\"", 0.1, ", \"accumulate\": 2, \"weight_by_rows\": true");
+  batch part;
+  int64_t steps = 0;
+  fill(&part, 0, 0, 0);
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "no rows", lockstep_train_step(model, &part.input, 1, &part.target, 1, NULL));
+  fill(&part, 0, 0, 4);
+  OK(lockstep_train_step(model, &part.input, 1, &part.target, 1, NULL));
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "gradients are being accumulated", lockstep_train_save_checkpoint(model, folder));
+  fill(&part, 1, 0, 5);
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "inputs[0] has 5 rows, but had 4",
+          lockstep_train_step(model, &part.input, 1, &part.target, 1, NULL));
+  fill(&part, 1, 0, 4);
+  OK(lockstep_train_step(model, &part.input, 1, &part.target, 1, NULL));
+  OK(lockstep_train_steps(model, &steps));
+  CHECK(steps == 1);
+}

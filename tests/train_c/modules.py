@@ -33,6 +33,21 @@ class WithLoss(torch.nn.Module):
         return torch.square(self.net(x) - target).mean()
 
 
+class FailsInBackward(torch.nn.Sequential):
+    """Above 5, it spoils what its backward needs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spoils = bool(x.max() > 5)
+        for layer in self:
+            x = layer(x)
+        y = torch.exp(x)
+        result = y * 1.5
+        if spoils:
+            y.add_(1)
+            result = result + 0 * y  # or TorchScript leaves it out
+        return result
+
+
 def layers():
     torch.manual_seed(0)
     return torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)
@@ -45,6 +60,7 @@ def write(folder):
         "other": torch.nn.Sequential(torch.nn.Linear(3, 9)),
         "loss": Mse(),
         "with_loss": WithLoss(torch.nn.Sequential(*layers())),
+        "fails": FailsInBackward(*layers()),
         "frozen": torch.nn.Sequential(*layers()).requires_grad_(False),
     }
     for name, net in nets.items():
