@@ -3,7 +3,7 @@
 # can be installed.
 
 install(TARGETS lockstep EXPORT LockstepTargets)
-install(DIRECTORY include/lockstep DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY include/lockstep DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} PATTERN train_c.h EXCLUDE)
 
 include(CMakePackageConfigHelpers)
 set(config_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)

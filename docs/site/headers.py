@@ -12,6 +12,8 @@ SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 sys.path.insert(0, os.path.join(SOURCE, "tests", "structure"))
 from public_names import name_of, without_comments  # noqa: E402
 
+OF_C = ("c.h", "train_c.h")  # headers in C
+
 
 def prose(lines):
     """Comment lines as Markdown: names with <, * or _ stay as they are, and indented lines are a program."""
@@ -102,7 +104,7 @@ def classes():
     """Name -> (header, code) of the public classes."""
     found = {}
     for header in sorted(os.listdir(os.path.join(SOURCE, "include/lockstep"))):
-        if header.endswith(".h") and header != "c.h":
+        if header.endswith(".h") and header not in OF_C:
             with open(os.path.join(SOURCE, "include/lockstep", header), encoding="utf-8") as file:
                 for _, code in blocks(without_details(file.read())):
                     name = re.search(r"^(?:class|struct) (\w+)\b(?!::)[^;]*\{", "\n".join(code), re.MULTILINE)
@@ -147,13 +149,14 @@ def cpp_page(path):
 
 
 def c_page(path):
-    """include/lockstep/c.h, whose comments are C's."""
+    """A header of OF_C, whose comments are C's."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
-    page = ["# c.h", "", "`#include <lockstep/c.h>`; [how to use it](../c.md).", ""]
+    name = os.path.basename(path)
+    page = [f"# {name}", "", f"`#include <lockstep/{name}>`; [how to use it](../{name[:-2]}.md).", ""]
     inside = text[:text.rindex("#ifdef __cplusplus")]
     for part in re.split(r"\n\s*\n", inside):
-        part = re.sub(r"^#(ifndef LOCKSTEP_C_H|define LOCKSTEP_C_H|include.*)$\n?", "", part, flags=re.MULTILINE)
+        part = re.sub(r"^#(ifndef LOCKSTEP_\w+_H|define LOCKSTEP_\w+_H|include.*)$\n?", "", part, flags=re.MULTILINE)
         if not part.strip() or re.match(r'\s*#if|\s*extern "C"', part):
             continue
         for name in re.findall(r"^LOCKSTEP_API [\w ]+[ *](\w+)\(", part, re.MULTILINE):

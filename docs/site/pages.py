@@ -104,12 +104,13 @@ def main(launcher, folder):
     shutil.rmtree(folder, ignore_errors=True)
     api = {}
     for name in sorted(os.listdir(os.path.join(SOURCE, "include/lockstep"))):
-        if name.endswith(".h") and name not in ("c.h", "lockstep.h"):
+        if name.endswith(".h") and name not in (*headers.OF_C, "lockstep.h"):
             api[name] = headers.cpp_page(os.path.join(SOURCE, "include/lockstep", name))
             write(folder, f"api/{name}.md", api[name])
     toctree = ["```{toctree}", ":maxdepth: 1", "", *(f"{name} <{name}.md>" for name in api), "```", ""]
     write(folder, "api/index.md", "\n".join(["# The headers of C++", "", "[The index](../api.md) lists all names.", "", *toctree]))
-    write(folder, "api/c.md", headers.c_page(os.path.join(SOURCE, "include/lockstep/c.h")))
+    for name in headers.OF_C:
+        write(folder, f"api/{name[:-2]}.md", headers.c_page(os.path.join(SOURCE, "include/lockstep", name)))
     names = set()
     for name in sorted(os.listdir(os.path.join(SOURCE, "docs"))):
         path = os.path.join(SOURCE, "docs", name)

@@ -92,13 +92,25 @@ at::Tensor Model::loss_of(const std::string& function, const Arrays& inputs, con
   return loss;
 }
 
+double Model::rows_of(const std::string& function, const Arrays& inputs, bool trains) {
+  const int64_t rows = inputs.rows();
+  if (rows == 0) refuse(function, "inputs[0] has no rows, so it has no mean");
+  if (trains && replica_->step_complete()) rows_ = rows;
+  // A rank has one weight in a reduction.
+  if (trains && rows != rows_)
+    refuse(function, "inputs[0] has " + std::to_string(rows) + " rows, but had " + std::to_string(rows_) +
+                         " in the call before; with weight_by_rows the calls that accumulate for one step of the "
+                         "optimizer have the same number on a rank");
+  return static_cast<double>(rows);
+}
+
 std::vector<Report> Model::agree_on_loss(const char* function, const Arrays& inputs, const Arrays& targets, bool trains,
                                          at::Tensor& loss) {
   const Recipe& recipe = parts_->recipe;
   const bool any_rows = recipe.weight_by_rows || recipe.is_sum;
   return agree(*world, {.call = call(function)}, [&](Report& report) {
     report.settings = inputs.text(any_rows) + targets.text(any_rows);
-    if (recipe.weight_by_rows) report.weight = static_cast<double>(inputs.rows());
+    if (recipe.weight_by_rows) report.weight = rows_of(report.call, inputs, trains);
     loss = loss_of(report.call, inputs, targets);
     if (trains && !loss.requires_grad()) refuse(report.call, "the loss does not depend on any parameter of the module");
     report.loss = loss.item<double>();
@@ -122,7 +134,12 @@ double Model::step(const Arrays& inputs, const Arrays& targets) {
   const double result = total(reports);
   if (recipe.weight_by_rows) replica_->set_weight(reports[static_cast<size_t>(world->context.rank())].weight);
   if (recipe.accumulate > 1 && !recipe.is_sum) loss = loss / recipe.accumulate;
-  loss.backward();
+  try {
+    loss.backward();
+  } catch (...) {
+    parts_->optimizer->zero_grad();  // what the backward left belongs to no step
+    throw;
+  }
   if (replica_->step_complete()) finish_step(result);
   return result;
 }

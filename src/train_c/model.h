@@ -59,6 +59,8 @@ class Model {
     return std::string(function) + " of model " + std::to_string(number_);
   }
   at::Tensor loss_of(const std::string& call, const Arrays& inputs, const Arrays& targets);
+  /// The weight of this rank's batch.
+  double rows_of(const std::string& call, const Arrays& inputs, bool trains);
   std::vector<Report> agree_on_loss(const char* function, const Arrays& inputs, const Arrays& targets, bool trains,
                                     at::Tensor& loss);
   double total(const std::vector<Report>& reports) const;
@@ -75,6 +77,7 @@ class Model {
   std::string folder_;                          ///< of the checkpointer
   std::unique_ptr<Checkpointer> checkpointer_;  ///< null until a folder is given
   int64_t steps_ = 0;
+  int64_t rows_ = 0;  ///< of a call, with weight_by_rows; the same until the optimizer steps
 };
 
 Handles<Model, lockstep_train_model>& models();

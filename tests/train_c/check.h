@@ -48,6 +48,11 @@ void test_settings(lockstep_train_world* world, const char* folder);
 void test_handles(lockstep_train_world* world, const char* folder);
 void test_threads(lockstep_train_world* world, const char* folder);
 void test_fuzz(lockstep_train_world* world, const char* folder, long calls);
+void test_losses(lockstep_train_world* world, const char* folder);
+void test_intervals(lockstep_train_world* world, const char* folder);
+void test_failing_backward(lockstep_train_world* world, const char* folder);
+void test_rows(lockstep_train_world* world, const char* folder);
+void test_missing_call(lockstep_train_world* world, const char* folder);
 void test_ranks_that_differ(lockstep_train_world* world, const char* folder);
 
 #endif

@@ -1,6 +1,7 @@
 """liblockstep_train from C, Fortran and Java: modules from Python's TorchScript, trained by one process and by two."""
 
 import os
+import pathlib
 import re
 import shutil
 import sys
@@ -19,7 +20,7 @@ MODULES = os.path.join(SOURCE, "tests/train_c/modules.py")
 
 
 def numbers(what, text):
-    return [float(number) for number in re.findall(rf"{what} ([-+.\deE]+)", text)]
+    return [float(number) for number in re.findall(rf"{what} +([-+.\deE]+)", text)]
 
 
 def weights_of(text, ranks):
@@ -83,10 +84,36 @@ class FromC(TrainTest):
 
     def test_what_is_wrong_is_refused_and_training_goes_on(self):
         for ranks in (1, 2):
-            for test in ("refusals", "files", "settings", "handles"):
+            for test in ("refusals", "files", "settings", "handles", "rows", "backward"):
                 with self.subTest(test, ranks=ranks):
                     shutil.rmtree(os.path.join(self.folder, "late"), ignore_errors=True)
                     self.rank(ranks, test)
+
+    def test_losses(self):
+        for ranks in (1, 2):
+            self.rank(ranks, "losses")
+
+    def test_checkpoints_and_a_log_at_intervals(self):
+        for ranks in (1, 2):
+            shutil.rmtree(os.path.join(self.folder, "intervals"), ignore_errors=True)
+            self.rank(ranks, "intervals")
+            names = os.listdir(os.path.join(self.folder, "log"))
+            self.assertTrue(names and all("tfevents" in name for name in names), names)
+            content = b"".join(pathlib.Path(self.folder, "log", name).read_bytes() for name in names)
+            for tag in (b"loss", b"lr", b"heat"):
+                self.assertIn(tag, content)
+            shutil.rmtree(os.path.join(self.folder, "log"))
+
+    def test_several_machines(self):
+        command = (LOCKSTEP, "run", "--hosts", "a:1,b:1", "--launch-command", "env LOCKSTEP_MACHINE={host}", "--tee", "all", "--", RANK)
+        env = environment(LD_LIBRARY_PATH=LIBRARIES)
+        for test in ("train", "differ"):
+            text = run(*command, test, self.folder, cwd=self.folder, env=env, timeout=200).stdout
+            found = {float(number) for number in re.findall(r"weights (\S+)", text)}
+            self.assertEqual(len(found), 1, text)
+
+    def test_a_missing_call(self):
+        self.rank(2, "missing")
 
     def test_threads(self):
         self.rank(1, "threads")
@@ -112,15 +139,15 @@ class Examples(TrainTest):
         super().setUp()
         run(self.python, os.path.join(EXAMPLES, "surrogate.py"), "net.pt", cwd=self.folder)
 
+    def mpirun(self, kind, ranks, *program):
+        options = ["--oversubscribe", "--bind-to", "none"] if kind == "openmpi" else []
+        env = environment(LD_LIBRARY_PATH=LIBRARIES, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        return run(f"mpirun.{kind}", "-n", ranks, *options, *program, cwd=self.folder, env=env, timeout=200)
+
     def check(self, *program, mpi=""):
         found = []
         for ranks in (1, 2):
-            if mpi:
-                options = ["--oversubscribe", "--bind-to", "none"] if mpi == "openmpi" else []
-                env = environment(LD_LIBRARY_PATH=LIBRARIES, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-                text = run(f"mpirun.{mpi}", "-n", ranks, *options, *program, cwd=self.folder, env=env, timeout=200).stdout
-            else:
-                text = self.launch(ranks, *program).stdout
+            text = (self.mpirun(mpi, ranks, *program) if mpi else self.launch(ranks, *program)).stdout
             losses = numbers("loss", text)
             self.assertEqual(len(losses), 3, text)
             self.assertLess(losses[-1], losses[0] / 2)
@@ -147,6 +174,15 @@ class Examples(TrainTest):
         run(compiler, "-O1", "-cpp", "-DUSE_MPI", *source, "-o", "example", "-L" + LIBRARIES, "-llockstep_train_mpi",
             cwd=self.folder)
         self.check("./example", mpi=kind)
+
+    def test_a_communicator_of_c(self):
+        kind = os.environ.get("LOCKSTEP_MPI_KIND", "")
+        compiler = shutil.which(f"mpicc.{kind}") if kind else None
+        if compiler is None:
+            self.skipTest("this build has no liblockstep_train_mpi, or there is no mpicc")
+        run(compiler, "-std=c99", INCLUDE, os.path.join(SOURCE, "tests/train_c/mpi.c"), "-o", "example", "-L" + LIBRARIES, "-llockstep_train_mpi",
+            cwd=self.folder)
+        self.assertIn("done on 2 ranks", self.mpirun(kind, 2, "./example").stdout)
 
     def test_java(self):
         javac = shutil.which("javac")
