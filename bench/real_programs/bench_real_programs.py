@@ -19,13 +19,13 @@ from support import BIN, LOCKSTEP  # noqa: E402
 
 # Program -> arguments, and few and many steps.
 PROGRAMS = {
-    "distillation": ([], 20, 220),
-    "fine_tune": (["--first-steps", "2"], 10, 110),
-    "gradient_penalty": ([], 10, 110),
-    "grow_and_prune": ([], 20, 220),
-    "point_cloud": ([], 10, 110),
-    "sequence_to_sequence": ([], 5, 45),
-    "solver_with_network": ([], 5, 35),
+    "distillation": ([], 20, 2020),
+    "fine_tune": (["--first-steps", "2"], 10, 1510),
+    "gradient_penalty": ([], 10, 510),
+    "grow_and_prune": ([], 20, 2020),
+    "point_cloud": ([], 10, 210),
+    "sequence_to_sequence": ([], 5, 155),
+    "solver_with_network": ([], 5, 105),
 }
 
 
