@@ -81,6 +81,9 @@ class Checkpointer {
     /// For kEachRank on a different number of ranks: receives the states of all ranks that saved, in rank order. Null:
     /// the part is not resumed then.
     std::function<void(const std::vector<c10::IValue>&)> load_from_ranks = nullptr;
+    /// For kEachRank on as many ranks: whether the ranks are where those were that saved a state. The answer is the
+    /// same on all ranks; if it is no, they resume as a different number of ranks. Null: yes.
+    std::function<bool(const c10::IValue&)> fits_ranks = nullptr;
   };
 
   /// Rank 0 makes `folder`, which belongs to this run alone. Throws Error on all ranks if it cannot be made, if it
@@ -177,6 +180,8 @@ Checkpointer& Checkpointer::add(const std::string& name, T& thing, Scope scope) 
       for (const c10::IValue& state : states) ranks.push_back(to_state_dict(state));
       thing.load_from_ranks(ranks);
     };
+    if constexpr (requires(const StateDict& state) { thing.fits_ranks(state); })
+      part.fits_ranks = [&thing](const c10::IValue& state) { return thing.fits_ranks(to_state_dict(state)); };
   }
   return add(name, std::move(part), scope);
 }

@@ -116,9 +116,11 @@ class DiLoCo {
   /// The reverse, on as many machines and ranks, whose parameters are loaded from the checkpoint as well. Throws Error
   /// before anything is changed if the state is of another model, or of other options.
   void load_state_dict(const StateDict& state);
-  /// As above, from the states of other numbers of machines or ranks, in rank order. It sets the parameters, too: to
+  /// As above, from the states of other machines or ranks, in rank order. It sets the parameters, too: to
   /// the outer copy. Every rank calls it.
   void load_from_ranks(const std::vector<StateDict>& ranks);
+  /// Whether load_state_dict() takes such a state: one of as many ranks, on machines as these. The same on all ranks.
+  [[nodiscard]] bool fits_ranks(const StateDict& state) const;
 
  private:
   struct State;

@@ -41,4 +41,6 @@ void DiLoCo::load_state_dict(const StateDict& state) { living(state_).load_state
 
 void DiLoCo::load_from_ranks(const std::vector<StateDict>& ranks) { living(state_).load_from_ranks(ranks); }
 
+bool DiLoCo::fits_ranks(const StateDict& state) const { return living(state_).fits_ranks(state); }
+
 }  // namespace lockstep

@@ -76,6 +76,15 @@ Machines::Machines(const Group& all, const Group& model) : all_(all), here_(mode
     in_rail_.push_back(static_cast<int>(std::find(ordered.begin(), ordered.end(), member) - ordered.begin()));
 }
 
+std::vector<int64_t> Machines::layout() const {
+  std::vector<int64_t> all;
+  for (const auto& ranks : ranks_) {
+    all.insert(all.end(), ranks.begin(), ranks.end());
+    all.push_back(-1);
+  }
+  return all;
+}
+
 std::string Machines::name_of(int machine) const {
   std::vector<int> ranks = ranks_[static_cast<size_t>(machine)];
   std::sort(ranks.begin(), ranks.end());

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,6 +35,8 @@ class Machines {
   /// Numbers in all(): of the rank `of` of here(), and of the first rank of a machine's model.
   int number_of(int of) const { return ranks_[static_cast<size_t>(own_)][static_cast<size_t>(of)]; }
   int first_rank(int machine) const { return ranks_[static_cast<size_t>(machine)].front(); }
+  /// The ranks in all() of each machine, each followed by -1.
+  std::vector<int64_t> layout() const;
   /// "machine 1 (ranks 2, 3)"
   std::string name_of(int machine) const;
 

@@ -31,6 +31,7 @@ struct DiLoCo::State {
   StateDict state_dict();
   void load_state_dict(const StateDict& state);
   void load_from_ranks(const std::vector<StateDict>& ranks);
+  bool fits_ranks(const StateDict& state) const;
 
   /// Warns if machines are left with different parameters.
   void warn_unless_finished() const;

@@ -13,7 +13,8 @@
 
 #include "diloco/rounds.h"
 
-// A state has "step", "place" [machine, machines, slice or -1, slices], "options" (text), "sizes" and "fragment_of"
+// A state has "step", "place" [machine, machines, slice or -1, slices], "machines" (Machines::layout()), "options"
+// (text), "sizes" and "fragment_of"
 // [parameters],
 // "fragment.<f>.<name>" (OuterFragment::state_dict()), "rounds_under_way", and of each of these
 // "under_way.<n>.fragment", ".sent_at", ".took_part" [machines] and, if there is one, ".mean" [slice].
@@ -107,6 +108,7 @@ StateDict DiLoCo::State::state_dict() {
   };
   scalar("step", stats.steps);
   saved_at_ = stats.steps;
+  state.insert("machines", at::tensor(machines_.layout(), at::kLong));
   state.insert("options", tensor_of_text(described()));
   state.insert("place", at::tensor(place(), at::kLong));
   const auto& trained = model_.attached.trained();
@@ -132,6 +134,10 @@ StateDict DiLoCo::State::state_dict() {
       state.insert(round_name(n) + "mean", round.exchange->mean().clone());
   }
   return state;
+}
+
+bool DiLoCo::State::fits_ranks(const StateDict& state) const {
+  return numbers(state, "machines") == machines_.layout();
 }
 
 void DiLoCo::State::check_state(const StateDict& state) const {
@@ -202,7 +208,7 @@ void DiLoCo::State::load_from_ranks(const std::vector<StateDict>& ranks) {
   for (const auto& item : *first.front()) {
     const std::string& name = item.key();
     if (!name.starts_with("fragment.") && !name.starts_with("under_way.")) {
-      if (name != "place") state.insert(name, item.value());
+      if (name != "place" && name != "machines") state.insert(name, item.value());
       continue;
     }
     const bool is_round = name.starts_with("under_way.");
@@ -225,6 +231,7 @@ void DiLoCo::State::load_from_ranks(const std::vector<StateDict>& ranks) {
     state.insert(name, cut(row, fragments_[which]));
   }
   state.insert("place", at::tensor(place(), at::kLong));
+  state.insert("machines", at::tensor(machines_.layout(), at::kLong));
   load_state_dict(state);
   for (const OuterFragment& fragment : fragments_) write(fragment, /*keep=*/0);
 }

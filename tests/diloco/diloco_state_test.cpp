@@ -69,12 +69,15 @@ TEST(DiLoCoState, SavingChangesNothing) {
   });
 }
 
-TEST(DiLoCoState, OtherNumbersOfRanksGoOnFromTheOuterCopy) {
+TEST(DiLoCoState, OtherRanksOrMachinesGoOnFromTheOuterCopy) {
   const TemporaryFolder folder;
   for (const auto& [before, after] : {std::pair(Engine{4, "hierarchical", "aabb"}, Engine{3, "hierarchical", "aab"}),
                                       std::pair(Engine{3, "hierarchical", "abc"}, Engine{4, "hierarchical", "aabb"}),
-                                      std::pair(Engine{2, "gloo", "ab"}, Engine{1, ""})}) {
-    const std::string path = folder.path() / name_of(before);
+                                      std::pair(Engine{2, "gloo", "ab"}, Engine{1, ""}),
+                                      std::pair(Engine{2, "hierarchical", "ab"}, Engine{2, "shm", "aa"}),
+                                      std::pair(Engine{4, "hierarchical", "aabb"}, Engine{4, "hierarchical", "abab"}),
+                                      std::pair(Engine{4, "hierarchical", "aabb"}, Engine{4, "shm", "aaaa"})}) {
+    const std::string path = folder.path() / (name_of(before) + after.machines);
     for (const DiLoCoOptions& options : {kOptions[0], kOptions[1]}) {
       const bool overlaps = options.overlap_steps > 0;
       const std::string run = path + (overlaps ? "o" : "");
