@@ -158,6 +158,7 @@ void DiLoCo::State::check_usable() const {
 std::string DiLoCo::State::described() const { return describe(options_) + fragments_.front().kind_of_optimizer(); }
 
 Standing DiLoCo::State::agree(size_t which, const at::Tensor& values) const {
+  const at::NoGradGuard no_grad;
   Standing mine;
   if (values.defined() && !at::isfinite(values).all().item<bool>()) mine = {Condition::kNotFinite};
   uint64_t hash = Hash::kStart;
