@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <lockstep/checkpoint.h>
@@ -14,6 +15,12 @@
 #include <lockstep/has_state.h>
 
 namespace lockstep {
+
+class Replica;
+namespace detail {
+/// The ranks that have a replica, by their numbers among all ranks.
+std::vector<int> ranks_of_replicas(const Replica& model);
+}  // namespace detail
 
 struct CheckpointerOptions {
   /// Save when this many steps have been made since the last checkpoint. Unset: not by steps.
@@ -74,6 +81,9 @@ class Checkpointer {
     /// For kEachRank on a different number of ranks: receives the states of all ranks that saved, in rank order. Null:
     /// the part is not resumed then.
     std::function<void(const std::vector<c10::IValue>&)> load_from_ranks = nullptr;
+    /// For kEachRank on as many ranks: whether the ranks are where those were that saved a state. The answer is the
+    /// same on all ranks; if it is no, they resume as a different number of ranks. Null: yes.
+    std::function<bool(const c10::IValue&)> fits_ranks = nullptr;
   };
 
   /// Rank 0 makes `folder`, which belongs to this run alone. Throws Error on all ranks if it cannot be made, if it
@@ -92,18 +102,23 @@ class Checkpointer {
   Checkpointer& add(const std::string& name, torch::nn::Module& module, Scope scope = Scope::kAllRanks);
   Checkpointer& add(const std::string& name, torch::optim::Optimizer& optimizer, Scope scope = Scope::kAllRanks);
   /// The module of `model`, whose replicas are compared before each save (model.check_divergence()): a checkpoint holds
-  /// rank 0's model, which must equal all others. If replicas may differ between steps, add the module itself with
-  /// another scope. Rank 0 warns if the same number of ranks resumes with another model.accumulate(n) than the
-  /// checkpoint's: unless batches have changed too, steps then consist of other samples.
+  /// rank 0's model, which must equal all others. If replicas may differ between steps, or are on some of the
+  /// checkpointer's ranks only, which save() and resume() refuse, add the module itself with another scope. Rank 0
+  /// warns if the same number of ranks resumes with another model.accumulate(n) than the checkpoint's: unless batches
+  /// have changed too, steps then consist of other samples.
   template <HasReplicas T>
   Checkpointer& add(const std::string& name, T& model) {
-    add_replicas(name, *model.operator->(), model.parameters_to_ignore(),
-                 [&model] { return model.last_accumulation(); });
+    std::vector<int> ranks;
+    if constexpr (std::derived_from<T, Replica>) ranks = detail::ranks_of_replicas(model);
+    add_replicas(
+        name, *model.operator->(), model.parameters_to_ignore(), [&model] { return model.last_accumulation(); },
+        std::move(ranks));
     return check_before_saves([&model] { model.check_divergence(); });
   }
   /// A FullyShardedDataParallel. Saves to disk are then written piece by piece before step() or save() returns,
   /// whatever `asynchronous` says, since no rank has memory for the whole.
   Checkpointer& add(const std::string& name, detail::StateInSlices& model);
+  /// TORCH_CHECK fails for another scope than kEachRank if T has load_from_ranks().
   template <detail::HasStateAlone T>
   Checkpointer& add(const std::string& name, T& thing,
                     Scope scope = HasStateOfRanks<T> ? Scope::kEachRank : Scope::kAllRanks);
@@ -139,7 +154,8 @@ class Checkpointer {
 
  private:
   Checkpointer& add_replicas(const std::string& name, torch::nn::Module& module,
-                             const std::vector<std::string>& ignored, std::function<int()> accumulation);
+                             const std::vector<std::string>& ignored, std::function<int()> accumulation,
+                             std::vector<int> ranks);
 
   struct State;
   std::unique_ptr<State> state_;
@@ -156,12 +172,17 @@ Checkpointer& Checkpointer::add(const std::string& name, T& thing, Scope scope) 
     part.save = [&thing] { return c10::IValue(thing.state_dict()); };
     part.load = [&thing](const c10::IValue& state) { thing.load_state_dict(state); };
   }
-  if constexpr (HasStateOfRanks<T>)
+  if constexpr (HasStateOfRanks<T>) {
+    TORCH_CHECK(scope == Scope::kEachRank, "Checkpointer: each rank has a state of its own of `", name,
+                "`; add it without a scope, or with Scope::kEachRank");
     part.load_from_ranks = [&thing](const std::vector<c10::IValue>& states) {
       std::vector<StateDict> ranks;
       for (const c10::IValue& state : states) ranks.push_back(to_state_dict(state));
       thing.load_from_ranks(ranks);
     };
+    if constexpr (requires(const StateDict& state) { thing.fits_ranks(state); })
+      part.fits_ranks = [&thing](const c10::IValue& state) { return thing.fits_ranks(to_state_dict(state)); };
+  }
   return add(name, std::move(part), scope);
 }
 

@@ -76,7 +76,8 @@ struct DiLoCoStats {
 ///
 /// Parameters that require grad are float, bfloat16 or float16; the outer copy is float and on the CPU. Frozen
 /// parameters and buffers stay with each machine; finish() averages floating-point buffers. The optimizer's state stays
-/// with each machine, too. An Ema, a schedule, clipping and accumulation work as without it.
+/// with each machine, too. A schedule, clipping and accumulation work as without it. An Ema averages each machine's own
+/// weights, so its averages differ by machine, also after finish().
 ///
 /// A machine whose parameters are not finite at a fragment's turn is left out of the round: a warning and stats() name
 /// it, and it takes all parameters from the outer copy. Its optimizer's state stays as it is, so give the model
@@ -87,18 +88,20 @@ struct DiLoCoStats {
 class DiLoCo {
  public:
   /// Sets parameters and buffers to rank 0's. `model`: over ranks of one machine. `group`: all ranks of all machines.
-  /// TORCH_CHECK fails for options out of range, and for parameters of another dtype.
+  /// TORCH_CHECK fails for options out of range, for parameters of another dtype, and if `model` has a DiLoCo.
   DiLoCo(Replica& model, const Group& group, DiLoCoOptions options = {});
   DiLoCo(Replica& model, const Context& context, DiLoCoOptions options = {})
       : DiLoCo(model, context.group(), std::move(options)) {}
   DiLoCo(DiLoCo&&) noexcept;
   DiLoCo& operator=(DiLoCo&&) = delete;
+  /// Warns if parameters have been trained since their last round, unless finish() or state_dict() came after them.
   ~DiLoCo();
 
   /// After each step of the optimizer, also of one that a GradScaler or NonFinitePolicy skipped: machines count calls,
   /// so that they remain in step. Returns whether parameters were synchronised. Sends nothing if it is no fragment's
-  /// turn. Throws Error on all ranks if the machines are at different steps, or if the model of a machine was changed
-  /// by refresh(): make a new DiLoCo then.
+  /// turn. Throws Error on all ranks if the machines are at different steps, if the ranks of a machine have different
+  /// parameters, or if a machine's model was changed by refresh() or one of its parameters was frozen: make a new
+  /// DiLoCo then. With overlap_steps it throws when the round's result is due.
   bool step();
   /// Ends the rounds under way, and has a round now of what was trained since: afterwards all machines have the same
   /// parameters and floating-point buffers. To be called before the model is evaluated or saved for use.
@@ -113,9 +116,11 @@ class DiLoCo {
   /// The reverse, on as many machines and ranks, whose parameters are loaded from the checkpoint as well. Throws Error
   /// before anything is changed if the state is of another model, or of other options.
   void load_state_dict(const StateDict& state);
-  /// As above, from the states of other numbers of machines or ranks, in rank order. It sets the parameters, too: to
+  /// As above, from the states of other machines or ranks, in rank order. It sets the parameters, too: to
   /// the outer copy. Every rank calls it.
   void load_from_ranks(const std::vector<StateDict>& ranks);
+  /// Whether load_state_dict() takes such a state: one of as many ranks, on machines as these. The same on all ranks.
+  [[nodiscard]] bool fits_ranks(const StateDict& state) const;
 
  private:
   struct State;

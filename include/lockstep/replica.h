@@ -26,6 +26,11 @@ namespace lockstep {
 
 class CommHook;
 class Observer;
+class Replica;
+namespace detail {
+/// The ranks that have a replica, by their numbers among all ranks.
+std::vector<int> ranks_of_replicas(const Replica& model);
+}  // namespace detail
 
 /// DistributedDataParallel without the type of the module. Call methods on the thread that made the object, between
 /// backward passes. Every rank must call the methods whose comments say so.

@@ -22,6 +22,7 @@ struct CheckpointPart {
   /// A model whose parameters, except the ignored ones, are equal on all ranks; null for other parts.
   torch::nn::Module* replicas = nullptr;
   std::set<std::string> ignored = {};
+  std::vector<int> replica_ranks = {};  ///< numbers among all ranks; empty: not known
   /// The number of backward passes that make a step of the replicas; 0: not set yet. Null for other parts.
   std::function<int()> accumulation = nullptr;
   /// The part's state as slices on the ranks of a group; none if each rank has all of it. Null if it never lies in

@@ -81,6 +81,8 @@ class PartLoader {
  private:
   void check_virtual_ranks(const Dict& whole) const;
   void load_scope(const Dict& from, bool of_each_rank);
+  /// Whether the ranks are where those were that saved, as far as parts can tell from this rank's state.
+  bool fits_ranks(const Dict& own) const;
   void load_from_other_ranks(const CheckpointImage& image);
   void restore_virtual_states(const CheckpointImage& image) const;
   void load_from_ranks(const CheckpointPart& part, const std::vector<Dict>& ranks);
@@ -112,6 +114,10 @@ void PartLoader::load(const std::function<CheckpointImage()>& open) {
     accumulation_.note_resumed(image.whole, step_, parts_, group_);
     if (static_cast<int>(image.ranks) != group_.world_size()) return load_from_other_ranks(image);
     const Dict own = image.state_of_rank(static_cast<size_t>(group_.rank()));
+    if (!fits_ranks(own)) {
+      if (group_.rank() == 0) TORCH_WARN("the ranks are on other machines than those that saved the checkpoint");
+      return load_from_other_ranks(image);
+    }
     load_scope(own, /*of_each_rank=*/true);
     virtual_ranks_ ? restore_virtual_states(image) : restore_random_states(own);
   });
@@ -148,7 +154,16 @@ void PartLoader::load_scope(const Dict& from, bool of_each_rank) {
       });
 }
 
-/// For a checkpoint of a different number of ranks: only parts that can redistribute their states are resumed.
+bool PartLoader::fits_ranks(const Dict& own) const {
+  return std::all_of(parts_.begin(), parts_.end(), [&](const CheckpointPart& part) {
+    if (part.scope != Scope::kEachRank || !part.part.fits_ranks || !own.contains(part.name)) return true;
+    bool fits = true;  // also for a state that cannot be read: its part says why when it loads it
+    (void)failure_of([&] { fits = part.part.fits_ranks(own.at(part.name)); });
+    return fits;
+  });
+}
+
+/// For a checkpoint of different ranks: only parts that can redistribute their states are resumed.
 void PartLoader::load_from_other_ranks(const CheckpointImage& image) {
   std::string left_out = virtual_ranks_ ? "" : "random states";
   if (virtual_ranks_) restore_virtual_states(image);

@@ -1,5 +1,6 @@
 #include <lockstep/checkpointer.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -7,6 +8,7 @@
 #include "base/error.h"
 #include "base/first_difference.h"
 #include "base/machine_name.h"
+#include "base/rank_names.h"
 #include "base/weights_set.h"
 #include "checkpoint/accumulation.h"
 #include "checkpoint/checkpoint_part.h"
@@ -16,6 +18,7 @@
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/random_states.h"
 #include "checkpoint/save_schedule.h"
+#include "collectives/group_state.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
@@ -95,6 +98,22 @@ const char* scope_name(Checkpointer::Scope scope) {
   return scope == kAllRanks ? "kAllRanks" : scope == kEachRank ? "kEachRank" : "kRankZero";
 }
 
+/// Names a model that is not replicated over all of the group's ranks, so that rank 0's may not be theirs. Empty if
+/// none.
+std::string partly_replicated(const std::vector<CheckpointPart>& parts, const Group& group) {
+  std::vector<int> saving;
+  for (int rank = 0; rank < group.world_size(); ++rank) saving.push_back(state_of(group).number_of_all(rank));
+  std::sort(saving.begin(), saving.end());
+  for (const CheckpointPart& part : parts) {
+    std::vector<int> replicas = part.replica_ranks;
+    std::sort(replicas.begin(), replicas.end());
+    if (!replicas.empty() && !std::includes(replicas.begin(), replicas.end(), saving.begin(), saving.end()))
+      return '`' + part.name + "` is replicated over " + rank_names(replicas) + ", and the checkpointer saves for " +
+             rank_names(saving);
+  }
+  return "";
+}
+
 }  // namespace
 
 /// Called once, before the parts are first used: in another order, equal parts would look different.
@@ -104,8 +123,14 @@ void Checkpointer::State::compare_parts() {
   std::string lines;
   for (const CheckpointPart& part : parts) lines += part.name + ", " + scope_name(part.scope) + '\n';
   const std::string difference = first_difference("part", group.all_gather_bytes(lines));
-  if (difference.empty()) return;
+  const auto problems = group.all_gather_bytes(difference.empty() ? partly_replicated(parts, group) : "");
+  const auto problem = std::find_if(problems.begin(), problems.end(), [](const auto& one) { return !one.empty(); });
+  if (difference.empty() && problem == problems.end()) return;
   parts_compared = false;
+  if (difference.empty())
+    throw Error("Checkpointer: the model " + *problem +
+                ", of which others may have other weights; add the module itself and its optimizer with "
+                "Scope::kEachRank");
   throw Error("ranks have added different parts to the Checkpointer: " + difference +
               ". Every rank must add the same parts, in the same order and with the same scope");
 }
@@ -250,11 +275,13 @@ Checkpointer& Checkpointer::add(const std::string& name, detail::StateInSlices& 
 }
 
 Checkpointer& Checkpointer::add_replicas(const std::string& name, torch::nn::Module& module,
-                                         const std::vector<std::string>& ignored, std::function<int()> accumulation) {
+                                         const std::vector<std::string>& ignored, std::function<int()> accumulation,
+                                         std::vector<int> ranks) {
   add(name, module, Scope::kRankZero);
   state_->parts.back().replicas = &module;
   state_->parts.back().ignored = {ignored.begin(), ignored.end()};
   state_->parts.back().accumulation = std::move(accumulation);
+  state_->parts.back().replica_ranks = std::move(ranks);
   return *this;
 }
 

@@ -11,6 +11,7 @@
 #include "base/shared_weights.h"
 #include "base/weights_set.h"
 #include "collectives/coalesced.h"
+#include "collectives/group_state.h"
 #include "collectives/machine_memory.h"
 #include "collectives/storages.h"
 #include "data_parallel/replica_state.h"
@@ -35,6 +36,13 @@ Replica::Replica(NamedTensors parameters, const Group& group, DistributedDataPar
     : Replica(std::make_unique<State>(source_of(std::move(parameters)), group, std::move(options))) {}
 Replica::~Replica() = default;
 Replica::Replica(Replica&&) noexcept = default;
+
+std::vector<int> detail::ranks_of_replicas(const Replica& model) {
+  const Group::State& group = state_of(state_of(model).group);
+  std::vector<int> ranks;
+  for (int rank = 0; rank < group.world_size; ++rank) ranks.push_back(group.number_of_all(rank));
+  return ranks;
+}
 
 Replica::State& state_of(const Replica& replica) { return *replica.state_; }
 

@@ -1,24 +1,46 @@
 #include <lockstep/diloco.h>
 
+#include <exception>
+
+#include <c10/util/Exception.h>
+
 #include "diloco/rounds.h"
 
 namespace lockstep {
+namespace {
+
+template <typename State>
+State& living(const std::unique_ptr<State>& state) {
+  TORCH_CHECK(state != nullptr, "this DiLoCo was moved from; use the object that it was moved to");
+  return *state;
+}
+
+}  // namespace
 
 DiLoCo::DiLoCo(Replica& model, const Group& group, DiLoCoOptions options)
     : state_(std::make_unique<State>(model, group, std::move(options))) {}
 DiLoCo::DiLoCo(DiLoCo&&) noexcept = default;
-DiLoCo::~DiLoCo() = default;
+DiLoCo::~DiLoCo() {
+  // An exception on its way says why training ended.
+  if (state_ == nullptr || std::uncaught_exceptions() > 0) return;
+  try {
+    state_->warn_unless_finished();
+  } catch (const std::exception&) {  // NOLINT: from a handler of warnings
+  }
+}
 
-bool DiLoCo::step() { return state_->step(); }
+bool DiLoCo::step() { return living(state_).step(); }
 
-void DiLoCo::finish() { state_->finish(); }
+void DiLoCo::finish() { living(state_).finish(); }
 
-DiLoCoStats DiLoCo::stats() const { return state_->stats; }
+DiLoCoStats DiLoCo::stats() const { return living(state_).stats; }
 
-StateDict DiLoCo::state_dict() { return state_->state_dict(); }
+StateDict DiLoCo::state_dict() { return living(state_).state_dict(); }
 
-void DiLoCo::load_state_dict(const StateDict& state) { state_->load_state_dict(state); }
+void DiLoCo::load_state_dict(const StateDict& state) { living(state_).load_state_dict(state); }
 
-void DiLoCo::load_from_ranks(const std::vector<StateDict>& ranks) { state_->load_from_ranks(ranks); }
+void DiLoCo::load_from_ranks(const std::vector<StateDict>& ranks) { living(state_).load_from_ranks(ranks); }
+
+bool DiLoCo::fits_ranks(const StateDict& state) const { return living(state_).fits_ranks(state); }
 
 }  // namespace lockstep

@@ -15,8 +15,7 @@ namespace {
 /// Before the numbers of each message.
 struct Head {
   int64_t step, fragment;
-  Condition condition;
-  int32_t reserved = 0;
+  Standing standing;
 };
 
 constexpr const char* kLabel = "a round of DiLoCo";
@@ -32,13 +31,23 @@ Head head_of(const at::Tensor& messages, int row) {
 bool has_parts(const Machines& machines) { return machines.count() > 2; }
 
 /// Describes why a round failed, from the machines' statements; empty: it succeeded.
-std::string error_of(const Machines& machines, const std::vector<Head>& heads) {
+std::string error_of(const Machines& machines, const std::vector<Head>& heads, const std::vector<std::string>& names) {
   for (int machine = 0; machine < machines.count(); ++machine) {
     const Head& head = heads[static_cast<size_t>(machine)];
-    if (head.condition == Condition::kRefreshed)
+    const auto [condition, detail] = head.standing;
+    if (condition == Condition::kRefreshed)
       return "DiLoCo: the model of " + machines.name_of(machine) +
              " was changed by refresh() after the DiLoCo was made; make a new DiLoCo on every rank after an edit";
-    if (head.condition == Condition::kOutOfStep)
+    if (condition == Condition::kFrozen)
+      return "DiLoCo: parameter " + names.at(static_cast<size_t>(detail)) + " of " + machines.name_of(machine) +
+             " was frozen after the DiLoCo was made, and other machines or the outer momentum would go on moving it; "
+             "freeze it on every rank, and make a new DiLoCo";
+    if (condition == Condition::kDiverged)
+      return "DiLoCo: the replicas of " + machines.name_of(machine) + " differ: rank " + std::to_string(detail) +
+             " has other parameters than rank " + std::to_string(machines.first_rank(machine)) +
+             "; reduce gradients in each step, and change parameters on all ranks of a machine alike "
+             "(check_divergence_every() finds the step)";
+    if (condition == Condition::kOutOfStep)
       return "DiLoCo: the ranks of " + machines.name_of(machine) +
              " have called step() different numbers of times; call it after each step of the optimizer, on every rank";
     if (head.step != heads.front().step || head.fragment != heads.front().fragment)
@@ -57,7 +66,7 @@ int64_t padded_slice(int64_t elements, int machines) {
   return (part + kBlock - 1) / kBlock * kBlock * machines;
 }
 
-Exchange::Exchange(const Machines& machines, Wire wire, Place place, Condition condition, const at::Tensor& values,
+Exchange::Exchange(const Machines& machines, Wire wire, Place place, Standing standing, const at::Tensor& values,
                    const at::Tensor& rest)
     : wire_(wire), place_(place) {
   const int64_t parts = has_parts(machines) ? machines.count() : 1;
@@ -65,15 +74,16 @@ Exchange::Exchange(const Machines& machines, Wire wire, Place place, Condition c
   mean_ = at::empty_like(values);
   const auto message = static_cast<int64_t>(sizeof(Head)) + encoded_bytes(wire, part_);
   sent_ = at::zeros({parts, message}, at::kByte);
-  const Head head{place.step, place.fragment, condition};
+  const Head head{place.step, place.fragment, standing};
+  const bool takes_part = standing.condition == Condition::kTakesPart;
   // One machine alone rounds nothing.
-  if (machines.count() == 1 && condition == Condition::kTakesPart) mean_.copy_(values);
+  if (machines.count() == 1 && takes_part) mean_.copy_(values);
   for (int64_t part = 0; part < parts; ++part) {
     // The part of machine `part` goes to its place in the rail.
     const int64_t row = parts == 1 ? 0 : machines.in_rail(static_cast<int>(part));
     uint8_t* const to = bytes_of(sent_) + row * message;
     std::memcpy(to, &head, sizeof head);
-    if (condition != Condition::kTakesPart || machines.count() == 1) continue;
+    if (!takes_part || machines.count() == 1) continue;
     const float* const from = values.const_data_ptr<float>() + part * part_;
     if (rest.defined())
       encode_with_rest(wire, from, part_, to + sizeof head, rest.data_ptr<float>() + part * part_);
@@ -99,8 +109,8 @@ void Exchange::take_outcome(const Machines& machines) {
   std::vector<Head> heads;
   for (int machine = 0; machine < machines.count(); ++machine)
     heads.push_back(head_of(received_, machines.in_rail(machine)));
-  outcome_ = Outcome{{}, error_of(machines, heads)};
-  for (const Head& head : heads) outcome_->took_part.push_back(head.condition == Condition::kTakesPart);
+  outcome_ = Outcome{{}, error_of(machines, heads, *place_.names)};
+  for (const Head& head : heads) outcome_->took_part.push_back(head.standing.condition == Condition::kTakesPart);
 }
 
 void Exchange::add_up(const Machines& machines, float* values) const {

@@ -19,8 +19,15 @@ namespace lockstep::diloco {
 enum class Condition : int32_t {
   kTakesPart,
   kNotFinite,  ///< it is left out
+  kDiverged,   ///< its ranks have different parameters
+  kFrozen,     ///< a parameter does not require grad any more
   kRefreshed,  ///< the model is attached to other tensors now
   kOutOfStep,  ///< its ranks have called step() different numbers of times
+};
+
+struct Standing {
+  Condition condition = Condition::kTakesPart;
+  int32_t detail = 0;  ///< kDiverged: a rank, among all; kFrozen: the place of the parameter in the model
 };
 
 /// Whose pseudo-gradients the mean is over, or why there is none. The same on all ranks.
@@ -42,11 +49,12 @@ class Exchange {
   /// The place of a fragment in a training: machines that are not at the same one are told.
   struct Place {
     int64_t step, fragment;
+    const std::vector<std::string>* names;  ///< of the model's parameters; outlives the exchange
   };
 
-  /// Starts it; every rank of the rail calls it. `values`: padded_slice() floats, which are not read if the machine is
-  /// not in a `condition` to take part. `rest`: of as many, or undefined; set to what rounding loses.
-  Exchange(const Machines& machines, Wire wire, Place place, Condition condition, const at::Tensor& values,
+  /// Starts it; every rank of the rail calls it. `values`: padded_slice() floats, which are not read if the machine
+  /// does not take part. `rest`: of as many, or undefined; set to what rounding loses.
+  Exchange(const Machines& machines, Wire wire, Place place, Standing standing, const at::Tensor& values,
            const at::Tensor& rest);
   /// An exchange that is over, from a checkpoint.
   Exchange(Outcome outcome, at::Tensor mean);

@@ -7,6 +7,7 @@
 
 #include "base/machine_name.h"
 #include "base/rank_names.h"
+#include "collectives/group_state.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep::diloco {
@@ -32,6 +33,13 @@ std::vector<int> numbers_in(const std::string& text) {
   return numbers;
 }
 
+/// The number of ranks in the run.
+int ranks_of_run(const Group& group) {
+  int most = group.world_size();
+  for (const auto& each : state_of(group).membership->groups()) most = std::max(most, each->world_size);
+  return most;
+}
+
 }  // namespace
 
 Machines::Machines(const Group& all, const Group& model) : all_(all), here_(model) {
@@ -52,6 +60,11 @@ Machines::Machines(const Group& all, const Group& model) : all_(all), here_(mode
   if (together != replicas.size())
     throw Error("DiLoCo: the models' groups have " + std::to_string(together) + " ranks, and the DiLoCo's group has " +
                 std::to_string(replicas.size()) + "; give it the group that on_this_machine() was called on");
+  if (const int run = ranks_of_run(all); ranks_.size() == 1 && together < static_cast<size_t>(run))
+    throw Error(
+        "DiLoCo: its group has the " + std::to_string(together) + " ranks of one machine, and the run has " +
+        std::to_string(run) +
+        ", so nothing would keep the machines together; give it the group that on_this_machine() was called on");
   slices_ = static_cast<int>(fewest);
   rail_ = all.split(std::min(here_.rank(), slices_));
   if (!owns_slice()) return;
@@ -61,6 +74,15 @@ Machines::Machines(const Group& all, const Group& model) : all_(all), here_(mode
   std::sort(ordered.begin(), ordered.end());
   for (const int member : members)
     in_rail_.push_back(static_cast<int>(std::find(ordered.begin(), ordered.end(), member) - ordered.begin()));
+}
+
+std::vector<int64_t> Machines::layout() const {
+  std::vector<int64_t> all;
+  for (const auto& ranks : ranks_) {
+    all.insert(all.end(), ranks.begin(), ranks.end());
+    all.push_back(-1);
+  }
+  return all;
 }
 
 std::string Machines::name_of(int machine) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,7 +15,8 @@ namespace lockstep::diloco {
 class Machines {
  public:
   /// Every rank of `all` makes it. `model`: the group of the replicas of this rank's machine. Throws Error on all ranks
-  /// if one of these groups has ranks of several machines, or ranks that are not in `all`.
+  /// if one of these groups has ranks of several machines, or ranks that are not in `all`, and if `all` is one machine
+  /// of a run that has more ranks.
   Machines(const Group& all, const Group& model);
 
   const Group& all() const { return all_; }
@@ -30,6 +32,11 @@ class Machines {
   bool owns_slice() const { return here_.rank() < slices_; }
   /// The rank of a machine in this rank's rail.
   int in_rail(int machine) const { return in_rail_[static_cast<size_t>(machine)]; }
+  /// Numbers in all(): of the rank `of` of here(), and of the first rank of a machine's model.
+  int number_of(int of) const { return ranks_[static_cast<size_t>(own_)][static_cast<size_t>(of)]; }
+  int first_rank(int machine) const { return ranks_[static_cast<size_t>(machine)].front(); }
+  /// The ranks in all() of each machine, each followed by -1.
+  std::vector<int64_t> layout() const;
   /// "machine 1 (ranks 2, 3)"
   std::string name_of(int machine) const;
 

@@ -11,6 +11,7 @@
 #include <lockstep/error.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
+#include "collectives/cause.h"
 #include "diloco/exchange.h"
 #include "rank_page/operation_label.h"
 
@@ -21,6 +22,13 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const DiLoCoOptions& opt
   if (options.outer_optimizer) {
     auto made = options.outer_optimizer({copy});
     TORCH_CHECK(made != nullptr, "DiLoCo: outer_optimizer returned null; return an optimizer of the given tensors");
+    std::vector<const c10::TensorImpl*> held;
+    for (const auto& group : made->param_groups())
+      for (const at::Tensor& tensor : group.params()) held.push_back(tensor.unsafeGetTensorImpl());
+    TORCH_CHECK(held == std::vector<const c10::TensorImpl*>{copy.unsafeGetTensorImpl()},
+                "DiLoCo: outer_optimizer returned an optimizer of other tensors than it was given, which would not "
+                "move the outer copy; return an optimizer of the given tensors");
+    (void)lockstep::state_dict(*made);  // fails for one whose state is not known
     return made;
   }
   const auto sgd = torch::optim::SGDOptions(options.outer_lr)
@@ -41,19 +49,24 @@ OuterFragment::OuterFragment(Fragment fragment, const Machines& machines, const 
     machines.rail().broadcast(copy_, machines.in_rail(0));
   }
   // Ranks without a slice make one as well, which is compared with the others'.
-  optimizer_ = make_optimizer(options, copy_.defined() ? copy_ : at::zeros({1}));
-  (void)lockstep::state_dict(*optimizer_);  // fails for one whose state is not known
+  // What is wrong on some ranks alone is told when all have made theirs.
+  problem_ = failure_of([&] { optimizer_ = make_optimizer(options, copy_.defined() ? copy_ : at::zeros({1})); });
   if (!copy_.defined() || !options.error_feedback) return;
   rest_ = at::zeros_like(copy_);
   mean_rest_ = at::zeros_like(copy_);
 }
 
 std::string OuterFragment::describe() const {
+  if (!problem_.empty()) return problem_;
   std::ostringstream text;
   text << "outer_optimizer " << c10::demangle(typeid(*optimizer_).name()) << ' '
        << optimizer_state_dict(*optimizer_).toGenericDict().at("param_groups");
   return text.str();
 }
+
+std::string OuterFragment::kind_of_optimizer() const { return c10::demangle(typeid(*optimizer_).name()); }
+
+void OuterFragment::check_optimizer() const { TORCH_CHECK(problem_.empty(), problem_); }
 
 at::Tensor OuterFragment::pseudo_gradient(const Machines& machines) const {
   if (!copy_.defined()) return {};

@@ -23,8 +23,11 @@ class OuterFragment {
   OuterFragment(Fragment fragment, const Machines& machines, const DiLoCoOptions& options);
 
   const Fragment& fragment() const { return fragment_; }
-  /// Describes the outer optimizer, as it must be on all ranks.
+  /// Describes the outer optimizer, as it must be on all ranks, or what is wrong with it.
   std::string describe() const;
+  std::string kind_of_optimizer() const;
+  /// TORCH_CHECK fails if the outer optimizer is none that can step the outer copy.
+  void check_optimizer() const;
 
   /// Returns what this machine sends: the outer copy minus its parameters, plus what was lost before. Undefined on a
   /// rank without a slice.
@@ -55,6 +58,7 @@ class OuterFragment {
   int64_t slice_ = 0;
   at::Tensor copy_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::string problem_;  ///< with the optimizer; empty: none
   at::Tensor rest_, mean_rest_;
   int64_t sent_at_ = 0;
 };

@@ -11,10 +11,12 @@
 #include <lockstep/error.h>
 
 #include "base/broadcast_notice.h"
+#include "base/hash.h"
 #include "base/weights_set.h"
 #include "collectives/coalesced.h"
 #include "collectives/machine_memory.h"
 #include "collectives/storages.h"
+#include "data_parallel/divergence.h"
 #include "data_parallel/same_model.h"
 #include "diloco/wire_format.h"
 #include "rank_page/operation_label.h"
@@ -28,6 +30,7 @@ using diloco::Exchange;
 using diloco::Fragment;
 using diloco::Outcome;
 using diloco::OuterFragment;
+using diloco::Standing;
 
 /// Lists the values that ranks compare, one per line.
 std::string describe(const DiLoCoOptions& options) {
@@ -36,8 +39,8 @@ std::string describe(const DiLoCoOptions& options) {
   text << "sync_every " << options.sync_every << "\nfragments " << options.fragments << "\noverlap_steps "
        << options.overlap_steps << "\nmixing " << options.mixing << "\nwire " << diloco::name_of(options.wire)
        << "\nerror_feedback " << options.error_feedback << "\nouter_lr " << options.outer_lr << "\nouter_momentum "
-       << options.outer_momentum << "\nnesterov " << options.nesterov << "\nouter_optimizer "
-       << (options.outer_optimizer ? "given" : "SGD") << '\n';
+       << options.outer_momentum << "\nnesterov " << (options.nesterov && options.outer_momentum > 0)
+       << "\nouter_optimizer " << (options.outer_optimizer ? "given" : "SGD") << '\n';
   return text.str();
 }
 
@@ -73,7 +76,11 @@ void check(const NamedTensors& parameters) {
 std::vector<std::vector<size_t>> checked_fragments(const Group& group, const ReplicaState& model,
                                                    const DiLoCoOptions& options) {
   const OperationLabel label("making a DiLoCo");
-  check_same_on_all_ranks(group, "option", describe(options));
+  const bool is_claimed = diloco::Claim::exists(model.alive.get());
+  check_same_on_all_ranks(
+      group, "option", describe(options) + (is_claimed ? "a model that has a DiLoCo" : "a model without one") + '\n');
+  TORCH_CHECK(!is_claimed,
+              "DiLoCo: the model has one already, and both would move its parameters; destroy the other one first");
   NamedTensors all;
   for (const auto& one : model.attached.known()) all.emplace_back(one.name, one.tensor);
   const auto no_remark = [](const at::Tensor&) { return std::string(); };
@@ -90,6 +97,12 @@ std::vector<std::vector<size_t>> checked_fragments(const Group& group, const Rep
   return diloco::fragments_of(sizes, options.fragments);
 }
 
+std::vector<std::string> names_of(const NamedTensors& tensors) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors) names.push_back(name);
+  return names;
+}
+
 bool any(const std::vector<bool>& flags) { return std::find(flags.begin(), flags.end(), true) != flags.end(); }
 
 }  // namespace
@@ -99,12 +112,16 @@ DiLoCo::State::State(Replica& of, const Group& group, DiLoCoOptions given)
       model_is_alive_(model_.alive),
       attachments_(model_.attachments),
       options_(std::move(given)),
+      names_(names_of(model_.attached.trained())),
       fragment_parameters_(checked_fragments(group, model_, options_)),
       machines_(group, model_.group),
       fragments_(make_fragments()) {
   std::string optimizers;
   for (const OuterFragment& fragment : fragments_) optimizers += fragment.describe() + '\n';
   check_same_on_all_ranks(group, "option", optimizers);
+  for (const OuterFragment& fragment : fragments_) fragment.check_optimizer();
+  // The address stays the model's own while there is a weak pointer to it.
+  claim_.emplace(model_.alive.get());
   stats.rounds_by_machine.assign(static_cast<size_t>(machines_.count()), 0);
 
   std::vector<at::Tensor> others;
@@ -138,33 +155,51 @@ void DiLoCo::State::check_usable() const {
                   "DiLoCo: the model has averaged weights; destroy the guard of averaged_weights() first");
 }
 
-Condition DiLoCo::State::agree(const at::Tensor& values) const {
-  Condition mine = Condition::kTakesPart;
-  if (values.defined() && !at::isfinite(values).all().item<bool>()) mine = Condition::kNotFinite;
-  if (model_.attachments != attachments_) mine = Condition::kRefreshed;
-  const OperationLabel label("a round of DiLoCo");
-  const at::Tensor all = machines_.here().all_gather(at::tensor({stats.steps, static_cast<int64_t>(mine)}, at::kLong));
-  const auto* told = all.const_data_ptr<int64_t>();
-  int64_t worst = 0;
-  for (int rank = 0; rank < machines_.here().world_size(); ++rank) {
-    if (told[2 * rank] != told[0]) return Condition::kOutOfStep;
-    worst = std::max(worst, told[2 * rank + 1]);
+std::string DiLoCo::State::described() const { return describe(options_) + fragments_.front().kind_of_optimizer(); }
+
+Standing DiLoCo::State::agree(size_t which, const at::Tensor& values) const {
+  const at::NoGradGuard no_grad;
+  Standing mine;
+  if (values.defined() && !at::isfinite(values).all().item<bool>()) mine = {Condition::kNotFinite};
+  uint64_t hash = Hash::kStart;
+  const auto& parameters = fragments_[which].fragment().parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (machines_.here().world_size() > 1) hash = Hash::mixed(hash, hash_of(parameters[i]));
+    if (!parameters[i].requires_grad())
+      mine = {Condition::kFrozen, static_cast<int32_t>(fragment_parameters_[which][i])};
   }
-  return static_cast<Condition>(worst);
+  if (model_.attachments != attachments_) mine = {Condition::kRefreshed};
+  const OperationLabel label("a round of DiLoCo");
+  const at::Tensor all =
+      machines_.here().all_gather(at::tensor({stats.steps, static_cast<int64_t>(mine.condition),
+                                              static_cast<int64_t>(mine.detail), static_cast<int64_t>(hash)},
+                                             at::kLong));
+  Standing worst;
+  int other = 0;  // a rank whose parameters are not the first one's
+  for (int rank = 0; rank < machines_.here().world_size(); ++rank) {
+    const auto* told = all.const_data_ptr<int64_t>() + 4 * rank;
+    if (told[0] != *all.const_data_ptr<int64_t>()) return {Condition::kOutOfStep};
+    const auto condition = static_cast<Condition>(told[1]);
+    if (condition > worst.condition) worst = {condition, static_cast<int32_t>(told[2])};
+    if (other == 0 && told[3] != all.const_data_ptr<int64_t>()[3]) other = rank;
+  }
+  // One that is not finite goes on from the outer copy, as its whole machine does.
+  if (worst.condition == Condition::kTakesPart && other != 0) return {Condition::kDiverged, machines_.number_of(other)};
+  return worst;
 }
 
 DiLoCo::State::Round DiLoCo::State::begin(size_t which) {
   OuterFragment& fragment = fragments_[which];
   const at::Tensor values = fragment.pseudo_gradient(machines_);
-  const Condition condition = agree(values);
+  const Standing standing = agree(which, values);
   Round round{which, stats.steps, std::nullopt};
   if (machines_.owns_slice()) {
-    round.exchange.emplace(machines_, options_.wire, Exchange::Place{stats.steps, static_cast<int64_t>(which)},
-                           condition, values, fragment.rest());
+    round.exchange.emplace(machines_, options_.wire, Exchange::Place{stats.steps, static_cast<int64_t>(which), &names_},
+                           standing, values, fragment.rest());
     stats.bytes_sent += round.exchange->bytes_sent();
   }
   fragment.set_sent_at(stats.steps);
-  if (condition == Condition::kNotFinite)
+  if (standing.condition == Condition::kNotFinite)
     for (const OuterFragment& each : fragments_) write(each, /*keep=*/0);
   return round;
 }
@@ -269,6 +304,16 @@ void DiLoCo::State::finish() {
     end_round(round, /*keep=*/0);
   }
   average_buffers();
+}
+
+void DiLoCo::State::warn_unless_finished() const {
+  int64_t last_round = stats.steps;
+  for (const OuterFragment& fragment : fragments_) last_round = std::min(last_round, fragment.sent_at());
+  if (machines_.count() == 1 || machines_.here().rank() != 0 || saved_at_ == stats.steps) return;
+  if (last_round == stats.steps && under_way_.empty()) return;
+  TORCH_WARN("DiLoCo: destroyed ", stats.steps - last_round, " steps after the last round of a part of the model",
+             under_way_.empty() ? "" : ", with rounds under way",
+             ", so machines have different parameters; call finish() before the model is used");
 }
 
 void DiLoCo::State::average_buffers() const {

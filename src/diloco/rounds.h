@@ -4,11 +4,13 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <lockstep/diloco.h>
 
 #include "data_parallel/replica_state.h"
+#include "diloco/claim.h"
 #include "diloco/exchange.h"
 #include "diloco/machines.h"
 #include "diloco/outer_fragment.h"
@@ -29,6 +31,10 @@ struct DiLoCo::State {
   StateDict state_dict();
   void load_state_dict(const StateDict& state);
   void load_from_ranks(const std::vector<StateDict>& ranks);
+  bool fits_ranks(const StateDict& state) const;
+
+  /// Warns if machines are left with different parameters.
+  void warn_unless_finished() const;
 
   DiLoCoStats stats;
 
@@ -42,7 +48,7 @@ struct DiLoCo::State {
   std::vector<diloco::OuterFragment> make_fragments();
   void check_usable() const;
   /// Whether this machine can send a fragment. Every rank of the machine calls it and gets the same answer.
-  diloco::Condition agree(const at::Tensor& values) const;
+  diloco::Standing agree(size_t fragment, const at::Tensor& values) const;
   Round begin(size_t fragment);
   void continue_round(Round& round);
   /// `keep`: the share of the machine's own values in the parameters.
@@ -58,14 +64,20 @@ struct DiLoCo::State {
   /// Throws Error if a saved state is of another place or model.
   void check_state(const StateDict& state) const;
 
+  /// The options as ranks compare them, and as a state has them.
+  std::string described() const;
+
   ReplicaState& model_;
   const std::weak_ptr<const bool> model_is_alive_;
-  const int attachments_;  ///< of the model when this was made: another number after a refresh()
+  std::optional<diloco::Claim> claim_;  ///< on the model, which no other DiLoCo may have
+  const int attachments_;               ///< of the model when this was made: another number after a refresh()
   const DiLoCoOptions options_;
+  const std::vector<std::string> names_;                        ///< of the model's trained parameters
   const std::vector<std::vector<size_t>> fragment_parameters_;  ///< places in the model's trained parameters
   const diloco::Machines machines_;
   std::vector<diloco::OuterFragment> fragments_;
   std::deque<Round> under_way_;
+  int64_t saved_at_ = 0;  ///< the step of the last state_dict()
 };
 
 }  // namespace lockstep

@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -11,7 +13,9 @@
 
 #include "diloco/rounds.h"
 
-// A state has "step", "place" [machine, machines, slice or -1, slices], "sizes" and "fragment_of" [parameters],
+// A state has "step", "place" [machine, machines, slice or -1, slices], "machines" (Machines::layout()), "options"
+// (text), "sizes" and "fragment_of"
+// [parameters],
 // "fragment.<f>.<name>" (OuterFragment::state_dict()), "rounds_under_way", and of each of these
 // "under_way.<n>.fragment", ".sent_at", ".took_part" [machines] and, if there is one, ".mean" [slice].
 
@@ -26,6 +30,27 @@ int64_t number(const StateDict& state, const std::string& name) {
   const at::Tensor* found = state.find(name);
   if (found == nullptr || found->numel() != 1) throw Error("the state of DiLoCo has no number `" + name + "`");
   return found->item<int64_t>();
+}
+
+at::Tensor tensor_of_text(const std::string& text) {
+  const at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  return bytes;
+}
+
+/// Throws Error if a state was saved with other options than `own`, which has one a line.
+void check_options(const StateDict& state, const std::string& own) {
+  const at::Tensor* found = state.find("options");
+  if (found == nullptr || found->scalar_type() != at::kByte) throw Error("the state of DiLoCo has no `options`");
+  const at::Tensor bytes = found->contiguous();
+  std::istringstream saved({static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())});
+  std::istringstream given(own);
+  for (std::string theirs, mine; std::getline(given, mine);) {
+    if (!std::getline(saved, theirs)) theirs = "nothing";
+    if (theirs != mine)
+      throw Error("the state of DiLoCo was saved with `" + theirs + "`, and this one has `" + mine +
+                  "`; make the DiLoCo with the options of the run that saved it");
+  }
 }
 
 std::string fragment_name(size_t fragment) { return "fragment." + std::to_string(fragment) + "."; }
@@ -82,6 +107,9 @@ StateDict DiLoCo::State::state_dict() {
     state.insert(name, at::scalar_tensor(value, at::kLong));
   };
   scalar("step", stats.steps);
+  saved_at_ = stats.steps;
+  state.insert("machines", at::tensor(machines_.layout(), at::kLong));
+  state.insert("options", tensor_of_text(described()));
   state.insert("place", at::tensor(place(), at::kLong));
   const auto& trained = model_.attached.trained();
   std::vector<int64_t> sizes, fragment_of(trained.size());
@@ -108,6 +136,10 @@ StateDict DiLoCo::State::state_dict() {
   return state;
 }
 
+bool DiLoCo::State::fits_ranks(const StateDict& state) const {
+  return numbers(state, "machines") == machines_.layout();
+}
+
 void DiLoCo::State::check_state(const StateDict& state) const {
   if (numbers(state, "place") != place())
     throw Error(
@@ -130,6 +162,7 @@ void DiLoCo::State::check_state(const StateDict& state) const {
     }
   for (size_t fragment = 0; fragment < fragments_.size(); ++fragment)
     fragments_[fragment].check(without_prefix(fragment_name(fragment), state));
+  check_options(state, described());
 }
 
 void DiLoCo::State::load_state_dict(const StateDict& state) {
@@ -159,6 +192,7 @@ void DiLoCo::State::load_state_dict(const StateDict& state) {
 }
 
 void DiLoCo::State::load_from_ranks(const std::vector<StateDict>& ranks) {
+  if (ranks.empty()) throw Error("DiLoCo: there is no state of any rank");
   const at::NoGradGuard no_grad;
   const auto machines = by_machine(ranks);
   const auto& first = machines.front();
@@ -174,7 +208,7 @@ void DiLoCo::State::load_from_ranks(const std::vector<StateDict>& ranks) {
   for (const auto& item : *first.front()) {
     const std::string& name = item.key();
     if (!name.starts_with("fragment.") && !name.starts_with("under_way.")) {
-      if (name != "place") state.insert(name, item.value());
+      if (name != "place" && name != "machines") state.insert(name, item.value());
       continue;
     }
     const bool is_round = name.starts_with("under_way.");
@@ -197,6 +231,7 @@ void DiLoCo::State::load_from_ranks(const std::vector<StateDict>& ranks) {
     state.insert(name, cut(row, fragments_[which]));
   }
   state.insert("place", at::tensor(place(), at::kLong));
+  state.insert("machines", at::tensor(machines_.layout(), at::kLong));
   load_state_dict(state);
   for (const OuterFragment& fragment : fragments_) write(fragment, /*keep=*/0);
 }

@@ -69,12 +69,15 @@ TEST(DiLoCoState, SavingChangesNothing) {
   });
 }
 
-TEST(DiLoCoState, OtherNumbersOfRanksGoOnFromTheOuterCopy) {
+TEST(DiLoCoState, OtherRanksOrMachinesGoOnFromTheOuterCopy) {
   const TemporaryFolder folder;
   for (const auto& [before, after] : {std::pair(Engine{4, "hierarchical", "aabb"}, Engine{3, "hierarchical", "aab"}),
                                       std::pair(Engine{3, "hierarchical", "abc"}, Engine{4, "hierarchical", "aabb"}),
-                                      std::pair(Engine{2, "gloo", "ab"}, Engine{1, ""})}) {
-    const std::string path = folder.path() / name_of(before);
+                                      std::pair(Engine{2, "gloo", "ab"}, Engine{1, ""}),
+                                      std::pair(Engine{2, "hierarchical", "ab"}, Engine{2, "shm", "aa"}),
+                                      std::pair(Engine{4, "hierarchical", "aabb"}, Engine{4, "hierarchical", "abab"}),
+                                      std::pair(Engine{4, "hierarchical", "aabb"}, Engine{4, "shm", "aaaa"})}) {
+    const std::string path = folder.path() / (name_of(before) + after.machines);
     for (const DiLoCoOptions& options : {kOptions[0], kOptions[1]}) {
       const bool overlaps = options.overlap_steps > 0;
       const std::string run = path + (overlaps ? "o" : "");
@@ -100,6 +103,53 @@ TEST(DiLoCoState, OtherNumbersOfRanksGoOnFromTheOuterCopy) {
   }
 }
 
+TEST(DiLoCoState, ACheckpointOfAllRanksRefusesAModelOfOneMachine) {
+  for (const Engine& engine : {Engine{4, "hierarchical", "aabb"}, Engine{2, "gloo", "ab"}}) {
+    const TemporaryFolder folder;
+    run_ranks(engine, [&](Context& context) {
+      Training training(context, {.sync_every = 4});
+      training.train_until(2);
+      Checkpointer checkpointer(folder.path() / "run", context.group());
+      checkpointer.add("model", training.model);
+      const auto text_of = [](const std::function<void()>& call) -> std::string {
+        try {
+          call();
+        } catch (const Error& error) {
+          return error.what();
+        }
+        return "nothing";
+      };
+      for (const std::string& text :
+           {text_of([&] { checkpointer.save(1); }), text_of([&] { (void)checkpointer.resume(); })}) {
+        EXPECT_NE(text.find("Checkpointer: the model `model` is replicated over rank"), std::string::npos) << text;
+        EXPECT_NE(text.find("and its optimizer with Scope::kEachRank"), std::string::npos) << text;
+      }
+      // One machine may save for itself, whatever the others do.
+      Checkpointer own(
+          folder.path() /
+              std::to_string(context.group().on_this_machine().rank() == 0 ? context.rank() : context.rank() - 1),
+          context.group().on_this_machine());
+      own.add("model", training.model).save(1);
+      EXPECT_THROW(Checkpointer(folder.path() / "run", context.group())
+                       .add("diloco", training.diloco, Checkpointer::Scope::kRankZero),
+                   c10::Error);
+    });
+  }
+}
+
+TEST(DiLoCoState, NesterovCountsOnlyWithMomentum) {
+  run_ranks({2, "hierarchical", "ab"}, [](Context& context) {
+    const DiLoCoOptions averages{.sync_every = 4, .outer_lr = 1, .outer_momentum = 0, .nesterov = false};
+    Training plain(context, averages), local(context, {.sync_every = 4, .outer_lr = 1, .outer_momentum = 0});
+    plain.train_until(6);
+    local.diloco.load_state_dict(plain.diloco.state_dict());
+    EXPECT_EQ(local.diloco.stats().steps, 6);
+    DiLoCoOptions odd = averages;
+    odd.nesterov = context.rank() == 0;
+    EXPECT_NO_THROW(Training(context, odd));
+  });
+}
+
 TEST(DiLoCoState, StatesOfOtherModelsOrOptionsAreRefused) {
   run_ranks({2, "hierarchical", "ab"}, [](Context& context) {
     Training training(context, kOptions[1]);
@@ -121,6 +171,18 @@ TEST(DiLoCoState, StatesOfOtherModelsOrOptionsAreRefused) {
               "the state of DiLoCo has other fragments; make the DiLoCo with as many as in the run that saved it");
     Training feedback(context, {.sync_every = 6, .fragments = 3});
     EXPECT_NE(refused(state, feedback.diloco).find("has [133] as `rest`, and nothing is expected"), std::string::npos);
+    DiLoCoOptions changed = kOptions[1];
+    changed.sync_every = 9;
+    Training rarer(context, changed);
+    EXPECT_EQ(
+        refused(state, rarer.diloco),
+        "the state of DiLoCo was saved with `sync_every 6`, and this one has `sync_every 9`; make the DiLoCo with "
+        "the options of the run that saved it");
+    changed = kOptions[1];
+    changed.outer_momentum = 0;
+    Training without_momentum(context, changed);
+    EXPECT_NE(refused(state, without_momentum.diloco).find("`outer_momentum 0.9`, and this one has `outer_momentum 0`"),
+              std::string::npos);
     torch::nn::Linear other(3, 4);
     DistributedDataParallel model(other, context.group().on_this_machine());
     DiLoCo of_other(model, context);

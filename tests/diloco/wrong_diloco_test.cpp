@@ -140,6 +140,123 @@ TEST(WrongDiLoCo, AModelThatWasRefreshedIsRefused) {
     });
 }
 
+TEST(WrongDiLoCo, AParameterThatIsFrozenLaterIsNamed) {
+  for (const Engine& engine : kEngines)
+    run_ranks(engine, [&](Context& context) {
+      Training training(context, {.sync_every = 3});
+      training.train_until(2);
+      const bool last = engine.machines[static_cast<size_t>(context.rank())] == engine.machines.back();
+      if (last) training.net->first->bias.set_requires_grad(false);
+      const std::string text = thrown_by([&] { training.diloco.step(); });
+      expect_text(text, "DiLoCo: parameter first.bias of machine ");
+      expect_text(text, " was frozen after the DiLoCo was made");
+    });
+}
+
+TEST(WrongDiLoCo, ReplicasOfAMachineThatDifferAreTold) {
+  for (const auto& [engine, expected] :
+       {std::pair(Engine{4, "hierarchical", "aabb"},
+                  "the replicas of machine 1 (ranks 2, 3) differ: rank 3 has other "
+                  "parameters than rank 2; reduce gradients in each step"),
+        std::pair(Engine{3, "hierarchical", "aba"}, "differ: rank 2 has other parameters than rank 0"),
+        std::pair(Engine{4, "shm", "aaaa"}, "differ: rank 3 has other parameters than rank 0")})
+    for (const bool finishes : {false, true})
+      run_ranks(engine, [&, expected = expected](Context& context) {
+        Training training(context, {.sync_every = 3});
+        training.train_until(2);
+        if (context.rank() == context.world_size() - 1) {
+          const torch::NoGradGuard no_grad;
+          training.net->second->weight[4][18] += 0.5;
+        }
+        expect_text(thrown_by([&] { finishes ? training.diloco.finish() : (void)training.diloco.step(); }), expected);
+      });
+}
+
+TEST(WrongDiLoCo, AModelHasOneDiLoCoOfAllItsMachines) {
+  run_ranks({4, "hierarchical", "aabb"}, [](Context& context) {
+    Net net;
+    DistributedDataParallel model(net, context.group().on_this_machine());
+    const auto make = [&](const Group& group) { return thrown_by([&] { DiLoCo(model, group); }); };
+    expect_text(
+        make(context.group().on_this_machine()),
+        "DiLoCo: its group has the 2 ranks of one machine, and the run has 4, so nothing would keep the machines "
+        "together");
+    {
+      DiLoCo diloco(model, context);
+      expect_text(make(context.group()), "DiLoCo: the model has one already");
+      DiLoCo second(std::move(diloco));
+      expect_text(make(context.group()), "DiLoCo: the model has one already");
+    }
+    EXPECT_EQ(make(context.group()), "nothing");
+  });
+}
+
+TEST(WrongDiLoCo, AnOuterOptimizerOfOtherTensorsIsRefused) {
+  run_ranks({3, "hierarchical", "aab"}, [](Context& context) {
+    Net net;
+    DistributedDataParallel model(net, context.group().on_this_machine());
+    const auto made = [&](bool wrong) {
+      return thrown_by([&] {
+        DiLoCo(model, context, {.outer_optimizer = [wrong](const std::vector<at::Tensor>& parameters) {
+                 return std::make_unique<torch::optim::SGD>(
+                     wrong ? std::vector<at::Tensor>{at::zeros({3})} : parameters, torch::optim::SGDOptions(0.1));
+               }});
+      });
+    };
+    const std::string refused = "DiLoCo: outer_optimizer returned an optimizer of other tensors than it was given";
+    expect_text(made(true), refused);
+    const std::string on_one = made(context.rank() == 2);
+    expect_text(on_one, "the ranks gave different options: ");
+    expect_text(on_one, refused);
+    EXPECT_EQ(made(false), "nothing");
+  });
+}
+
+TEST(WrongDiLoCo, OneThatWasMovedFromOrGetsNoStateIsTold) {
+  run_ranks({2, "hierarchical", "ab"}, [](Context& context) {
+    Net net;
+    DistributedDataParallel model(net, context.group().on_this_machine());
+    DiLoCo first(model, context);
+    DiLoCo second(std::move(first));
+    const std::function<void()> calls[] = {[&] { first.step(); }, [&] { first.finish(); }, [&] { (void)first.stats(); },
+                                           [&] { (void)first.state_dict(); }, [&] { first.load_state_dict({}); }};
+    for (const auto& call : calls) expect_text(thrown_by(call), "this DiLoCo was moved from");
+    expect_text(thrown_by([&] { second.load_from_ranks({}); }), "DiLoCo: there is no state of any rank");
+    second.finish();
+  });
+}
+
+/// Keeps the warnings of its thread.
+class WarningsOfDiLoCo : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { texts_ += warning.msg() + '\n'; }
+  const std::string& texts() const { return texts_; }
+
+ private:
+  std::string texts_;
+};
+
+TEST(WrongDiLoCo, OneThatIsDestroyedBeforeItHasFinishedWarns) {
+  run_ranks({4, "hierarchical", "aabb"}, [](Context& context) {
+    enum class End { kAtATurn, kFinished, kSaved, kThrown, kNone };
+    const auto heard = [&](End end) {
+      WarningsOfDiLoCo warnings;
+      const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+      (void)thrown_by([&] {
+        Training training(context, {.sync_every = 4});
+        training.train_until(end == End::kAtATurn ? 4 : 6);
+        if (end == End::kFinished) training.diloco.finish();
+        if (end == End::kSaved) (void)training.diloco.state_dict();
+        if (end == End::kThrown) throw Error("interrupted");
+      });
+      return warnings.texts();
+    };
+    for (const End end : {End::kAtATurn, End::kFinished, End::kSaved, End::kThrown}) EXPECT_EQ(heard(end), "");
+    const bool warns = context.rank() % 2 == 0;
+    EXPECT_EQ(heard(End::kNone).find("DiLoCo: destroyed 2 steps after the last round") != std::string::npos, warns);
+  });
+}
+
 TEST(WrongDiLoCo, AMachineThatIsNotFiniteIsLeftOutAndGoesOnFromTheOuterCopy) {
   for (const Engine& engine : kEngines)
     for (const int64_t overlap : {0, 1})
