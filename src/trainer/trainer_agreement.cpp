@@ -18,6 +18,7 @@
 #include "checkpoint/optimizer_kind.h"
 #include "data_parallel/replica_state.h"
 #include "rank_page/operation_label.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep {
 namespace {
@@ -181,10 +182,12 @@ void check_agreement(const Group& group, const Agreement& agreement,
   const auto check_problems = [&](const std::string& mine) { throw_first(group, "Trainer::fit(): ", mine); };
   check_problems(problem);
   const std::string difference = first_difference("option", group.all_gather_bytes(lines.text()));
-  if (!difference.empty())
+  if (!difference.empty()) {
+    own_page().fail(RankFailure::kMismatch, -1, "Trainer::fit(): options differ: " + difference);
     throw Error("Trainer::fit(): ranks train by different options: " + difference +
                 ". Every rank must give the same ones: take them from the command line, or from rank 0 "
                 "(from_rank_zero)");
+  }
   if (schedule) check_problems(failure_of([&] { use_schedule(*schedule); }));
 }
 
