@@ -122,6 +122,38 @@ TEST_P(ReplayBufferOn, WhatDiffersByRankIsToldToAll) {
   });
 }
 
+TEST(ReplayBufferOfOtherRanks, IsNamedAsResumedBesideWhatIsNot) {
+  const TemporaryFolder folder;
+  const std::string path = (folder.path() / "run").string();
+  const auto with_checkpointer = [&path](Context& context, const std::function<void(Checkpointer&)>& use) {
+    ReplayBuffer buffer(columns(), context, {.capacity = 6, .batch_size = 4});
+    if (context.world_size() > 1) buffer.add(samples(100 * context.rank(), 2));
+    int64_t own = context.rank();
+    Checkpointer checkpointer(path, context.group());
+    checkpointer.add("experience", buffer).add("own", own, Checkpointer::Scope::kEachRank);
+    use(checkpointer);
+    EXPECT_EQ(buffer.size(), context.world_size() > 1 ? 2 : 4);
+  };
+  run_ranks({2, "shm"}, [&](Context& context) {
+    with_checkpointer(context, [](Checkpointer& checkpointer) {
+      checkpointer.save(5);
+      checkpointer.finish();
+    });
+  });
+  run_ranks({1, ""}, [&](Context& context) {
+    with_checkpointer(context, [](Checkpointer& checkpointer) {
+      ::testing::internal::CaptureStderr();
+      const bool resumed = checkpointer.resume();
+      const std::string said = ::testing::internal::GetCapturedStderr();
+      EXPECT_TRUE(resumed);
+      EXPECT_NE(said.find("saved by 2 ranks and is resumed on 1. Not resumed is each rank's own state of: random "
+                          "states, `own`. Resumed from the states of all ranks that saved: `experience`"),
+                std::string::npos)
+          << said;
+    });
+  });
+}
+
 class ReplayBufferTest : public ::testing::Test {
  protected:
   Context context_{ContextOptions{.announce = false}};
