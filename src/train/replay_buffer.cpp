@@ -24,13 +24,13 @@ constexpr const char *kAdded = "added", *kDraws = "draws";
 const std::string kColumn = "samples.";
 
 /// "Float [3]": of one sample.
-std::string described(const at::Tensor& tensor, at::IntArrayRef shape) {
+std::string kind_and_shape(const at::Tensor& tensor, at::IntArrayRef shape) {
   std::ostringstream text;
   text << tensor.scalar_type() << ' ' << shape;
   if (tensor.layout() != at::kStrided) text << " (" << tensor.layout() << ')';
   return text.str();
 }
-std::string kind_of(const at::Tensor& rows) { return described(rows, rows.sizes().slice(1)); }
+std::string kind_of(const at::Tensor& rows) { return kind_and_shape(rows, rows.sizes().slice(1)); }
 
 /// Throws on all ranks if they differ. Columns and options need not be valid: of equal ones, each rank finds the same
 /// fault.
@@ -40,7 +40,7 @@ void compare(const NamedTensors& columns, const Group& group, const ReplayBuffer
   lines << "capacity: " << options.capacity << "\nbatch_size: " << options.batch_size
         << "\nseed: " << options.seed.value_or(0) << '\n';
   for (const auto& [name, tensor] : columns)
-    lines << name << ": " << (tensor.defined() ? described(tensor, tensor.sizes()) : "undefined") << '\n';
+    lines << name << ": " << (tensor.defined() ? kind_and_shape(tensor, tensor.sizes()) : "undefined") << '\n';
   const std::string difference = first_difference("line", group.all_gather_bytes(lines.str()));
   if (difference.empty()) return;
   own_page().fail(RankFailure::kMismatch, -1, "ReplayBuffer: columns or options differ: " + difference);
