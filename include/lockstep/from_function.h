@@ -2,8 +2,10 @@
 
 #include <lockstep/cxx20.h>
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
+#include <type_traits>
 
 #include <c10/util/ArrayRef.h>
 
@@ -33,6 +35,15 @@ class FromFunction : public Dataset {
 
   FromFunction(int64_t size, Function make);
   FromFunction(int64_t size, RandomFunction make);
+  /// Explains in one sentence what is asked of a function that is neither.
+  template <typename Other>
+  requires(!std::convertible_to<Other, Function> && !std::convertible_to<Other, RandomFunction>)
+      FromFunction(int64_t size, Other)
+      : FromFunction(size, Function()) {
+    static_assert(std::is_convertible_v<Other, Function>,
+                  "FromFunction needs a function that takes at::ArrayRef<int64_t> indices, or these and "
+                  "at::ArrayRef<uint64_t> seeds, and returns a lockstep::Batch");
+  }
 
   int64_t size() const override { return size_; }
   /// With a RandomFunction: as in epoch 0 of a loader with seed 0.

@@ -66,6 +66,7 @@ class FullySharded : public detail::ShardedModel, public detail::StateInSlices {
   /// other, so tensors of a file that load_object() has mapped are never all in memory.
   void load_state_dict(const StateDict& state) override;
   /// For a Checkpointer, which saves the parameters piece by piece: checkpointer.add("model", model).
+  const Group* slice_holders() const override;
   [[nodiscard]] StateDict state_in_slices() override;
   std::vector<detail::ElementRange> elements_to_load(const StateDict& state) const override;
 

@@ -27,10 +27,22 @@ concept ModuleOnStack = std::is_class_v<std::remove_pointer_t<Module>> &&
 template <typename Module>
 concept PointerToModule = ModuleOnStack<Module> && std::is_pointer_v<Module>;
 
+/// The type of an argument `Module&&`: an nn::Module itself or, for borrowed() to refuse, a bare pointer.
+template <typename Argument>
+concept ModuleItself = (std::is_lvalue_reference_v<Argument> && ModuleOnStack<std::remove_reference_t<Argument>>) ||
+                       PointerToModule<std::remove_cvref_t<Argument>>;
+
 /// A pointer that does not keep the module alive: its owner does.
 template <typename Module>
 std::shared_ptr<Module> borrowed(Module& module) {
   return std::shared_ptr<Module>(std::shared_ptr<void>(), &module);
+}
+
+/// Explains in one sentence how to pass such a module.
+template <typename Base, PointerToModule Pointer>
+std::shared_ptr<Base> borrowed(Pointer) {
+  static_assert(!PointerToModule<Pointer>, LOCKSTEP_BARE_POINTER);
+  return nullptr;
 }
 
 /// Returns a holder's shared pointer, null if the holder is empty, and any other argument unchanged.

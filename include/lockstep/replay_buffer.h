@@ -38,7 +38,7 @@ class ReplayBuffer {
  public:
   /// `columns`: of one sample, for names, shapes, dtypes and devices; their values do not count. Every rank of the
   /// group calls it. Throws Error on all ranks if columns or options differ by rank, and c10::Error for no column, a
-  /// name that is empty or occurs twice, and a capacity or a batch size below 1.
+  /// name that is empty or occurs twice, a sparse column, and a capacity or a batch size below 1.
   ReplayBuffer(const NamedTensors& columns, const Group& group, ReplayBufferOptions options = {});
   template <typename Context>
   requires requires(const Context& context) {

@@ -9,7 +9,11 @@
 
 #include <lockstep/state_dict.h>
 
-namespace lockstep::detail {
+namespace lockstep {
+
+class Group;
+
+namespace detail {
 
 /// Elements [begin, end) of a tensor without gaps, in the order of memory.
 struct ElementRange {
@@ -21,6 +25,8 @@ struct ElementRange {
 class StateInSlices {
  public:
   virtual ~StateInSlices() = default;
+  /// The group whose ranks have the slices; null: unknown.
+  virtual const Group* slice_holders() const { return nullptr; }
   /// Tensors with their whole shapes, of which this rank has its slice (src/checkpoint/sliced_memory.h).
   /// REQUIRES: every rank calls it.
   virtual StateDict state_in_slices() = 0;
@@ -31,4 +37,5 @@ class StateInSlices {
   virtual void load_state_dict(const StateDict& state) = 0;
 };
 
-}  // namespace lockstep::detail
+}  // namespace detail
+}  // namespace lockstep

@@ -89,14 +89,16 @@ class Trainer {
   ///     lockstep::DistributedDataParallel model(net, context);
   ///     lockstep::ZeroRedundancyOptimizer optimizer(model, torch::optim::AdamWOptions(1e-3));
   ///     lockstep::Trainer trainer(net.ptr(), model, optimizer, context, {.epochs = 10});
+  ///
+  /// Throws Error on all ranks if it is another module's, or without `diloco` has fewer ranks than the context.
   Trainer(std::shared_ptr<torch::nn::Module> module, Replica& model, torch::optim::Optimizer& optimizer,
           const Context& context, TrainerOptions options = {});
   /// With an nn::Module itself, `Net net;`, which must outlive this object and stay where it is.
-  template <detail::ModuleOnStack Module>
-  Trainer(Module& module, torch::optim::Optimizer& optimizer, const Context& context, TrainerOptions options = {})
+  template <detail::ModuleItself Module>
+  Trainer(Module&& module, torch::optim::Optimizer& optimizer, const Context& context, TrainerOptions options = {})
       : Trainer(detail::borrowed<torch::nn::Module>(module), optimizer, context, std::move(options)) {}
-  template <detail::ModuleOnStack Module>
-  Trainer(Module& module, Replica& model, torch::optim::Optimizer& optimizer, const Context& context,
+  template <detail::ModuleItself Module>
+  Trainer(Module&& module, Replica& model, torch::optim::Optimizer& optimizer, const Context& context,
           TrainerOptions options = {})
       : Trainer(detail::borrowed<torch::nn::Module>(module), model, optimizer, context, std::move(options)) {}
   ~Trainer();

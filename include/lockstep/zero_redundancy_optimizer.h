@@ -24,8 +24,9 @@ struct ZeroRedundancyOptions {
   bool master_weights = false;
   /// For the parts of a FullyShardedDataParallel: a folder on a local disk. The optimizer's state then lies in files
   /// there, which the kernel writes out and reads back when memory is short. They have no names and go with the
-  /// process. The space is taken in the first step, which throws Error on all ranks if there is too little on some.
-  /// Empty: the state lies in memory. Machines may give different folders.
+  /// process. The constructor throws Error on all ranks if some cannot make files there. The space is taken in the
+  /// first step, which throws Error on all ranks if there is too little on some. Empty: the state lies in memory.
+  /// Machines may give different folders.
   std::string state_folder = {};
 };
 

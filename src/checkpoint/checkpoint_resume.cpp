@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/packed_object.h"
@@ -165,24 +166,24 @@ bool PartLoader::fits_ranks(const Dict& own) const {
 
 /// For a checkpoint of different ranks: only parts that can redistribute their states are resumed.
 void PartLoader::load_from_other_ranks(const CheckpointImage& image) {
-  std::string left_out = virtual_ranks_ ? "" : "random states";
+  std::string left_out = virtual_ranks_ ? "" : "random states", went_on;
   if (virtual_ranks_) restore_virtual_states(image);
   std::vector<Dict> own;
   for (const CheckpointPart& part : parts_) {
     if (part.scope != Scope::kEachRank) continue;
-    if (!part.part.load_from_ranks) {
-      left_out += (left_out.empty() ? "`" : ", `") + part.name + "`";
-      continue;
-    }
+    std::string& names = part.part.load_from_ranks ? went_on : left_out;
+    names += (names.empty() ? "`" : ", `") + part.name + "`";
+    if (!part.part.load_from_ranks) continue;
     try_part(part, [&] {
       while (own.size() < image.ranks) own.push_back(image.state_of_rank(own.size()));
       load_from_ranks(part, own);
     });
   }
   if (group_.rank() != 0 || left_out.empty()) return;
-  TORCH_WARN("the checkpoint was saved by ", image.ranks, " ranks and is resumed on ", group_.world_size(),
-             ": what each rank had of its own is left out: ", left_out,
-             own.empty() ? "" : "; what communication hooks had not sent yet is shared out among the ranks");
+  TORCH_WARN("the checkpoint was saved by ", counted(static_cast<int64_t>(image.ranks), "rank", "ranks"),
+             " and is resumed on ", group_.world_size(), ". Not resumed is each rank's own state of: ", left_out,
+             went_on.empty() ? "" : ". Resumed from the states of all ranks that saved: " + went_on,
+             went_on.empty() ? "" : ", with all that they hold, as a DiLoCo its model's parameters");
 }
 
 void PartLoader::load_from_ranks(const CheckpointPart& part, const std::vector<Dict>& ranks) {

@@ -18,7 +18,9 @@
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/random_states.h"
 #include "checkpoint/save_schedule.h"
+#include "checkpoint/slice_holders.h"
 #include "collectives/group_state.h"
+#include "collectives/sharded_parameters.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
@@ -91,6 +93,15 @@ void compare_options(const Group& group, const std::string& folder, const Checkp
   if (difference.empty()) return compare_folders(group, folder);
   throw Error("ranks have different CheckpointerOptions: " + difference +
               ". Ranks save together, so every rank must give the same ones");
+}
+
+/// Others cannot set a sharded model's parameters: its parts lie elsewhere.
+void check_not_sharded(const torch::nn::Module& module, const std::string& name) {
+  for (const at::Tensor& parameter : module.parameters())
+    TORCH_CHECK(!is_sharded(parameter), "Checkpointer: the module of part `", name,
+                "` is trained by a FullyShardedDataParallel, which alone can save and set its parameters; add that "
+                "instead: checkpointer.add(\"",
+                name, "\", model)");
 }
 
 const char* scope_name(Checkpointer::Scope scope) {
@@ -238,9 +249,18 @@ Checkpointer& Checkpointer::add(const std::string& name, Part part, Scope scope)
 }
 
 Checkpointer& Checkpointer::add(const std::string& name, torch::nn::Module& module, Scope scope) {
+  check_not_sharded(module, name);
   return add(name,
-             Part{.save = [&module] { return to_object(state_dict(module)); },
-                  .load = [&module](const c10::IValue& state) { load_state_dict(module, to_state_dict(state)); }},
+             Part{.save =
+                      [&module, name] {
+                        check_not_sharded(module, name);
+                        return to_object(state_dict(module));
+                      },
+                  .load =
+                      [&module, name](const c10::IValue& state) {
+                        check_not_sharded(module, name);
+                        load_state_dict(module, to_state_dict(state));
+                      }},
              scope);
 }
 
@@ -264,7 +284,9 @@ Checkpointer& Checkpointer::add(const std::string& name, detail::StateInSlices& 
                    throw Error("Checkpointer: `" + name + "` lies in parts on the ranks, and none may hold it all");
                  },
                  .load = [&model](const c10::IValue& state) { model.load_state_dict(to_state_dict(state)); }});
-  state_->parts.back().save_in_slices = [&model](const Group&) -> std::optional<c10::IValue> {
+  state_->parts.back().save_in_slices = [&model](const Group& group) -> std::optional<c10::IValue> {
+    if (const Group* holders = model.slice_holders(); holders && holders->world_size() != group.world_size())
+      refuse_other_group(*holders, group);
     return to_object(model.state_in_slices());
   };
   state_->parts.back().is_never_whole = [] { return true; };

@@ -14,7 +14,7 @@
 #include "checkpoint/copy_problem.h"
 #include "checkpoint/optimizer_kind.h"
 #include "checkpoint/optimizer_state.h"
-#include "collectives/group_state.h"
+#include "checkpoint/slice_holders.h"
 
 namespace lockstep {
 namespace {
@@ -308,7 +308,7 @@ bool is_never_whole(const Optimizer& optimizer) {
 std::optional<c10::IValue> optimizer_state_in_slices(const Optimizer& optimizer, const Group& group) {
   const auto* keeper = dynamic_cast<const detail::KeepsSlices*>(&optimizer);
   const Group* const holders = keeper != nullptr ? keeper->slice_holders() : nullptr;
-  if (holders == nullptr || &state_of(*holders) != &state_of(group)) return std::nullopt;
+  if (holders == nullptr || !are_ranks_of(group, *holders, keeper->is_never_whole())) return std::nullopt;
   keeper->check_state_is_known();
   keeper->show_slices();
   const auto parameters = parameters_of(optimizer);

@@ -62,27 +62,38 @@ FileDescriptor nameless_file(const std::string& folder) {
   return file;
 }
 
+[[noreturn]] void refuse_folder(const std::string& folder, const std::string& why) {
+  throw StorageError("cannot keep an optimizer's state in the folder " + folder + ": " + why);
+}
+
+/// As nameless_file(). Throws StorageError if there can be none on a disk.
+FileDescriptor state_file(const std::string& folder) {
+  FileDescriptor file = nameless_file(folder);
+  struct statfs system;
+  if (!file || ::fstatfs(file.get(), &system) != 0) refuse_folder(folder, std::strerror(errno));
+  if (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC)
+    refuse_folder(folder, "it lies in memory; name one on a disk, or leave state_folder empty");
+  return file;
+}
+
 /// Puts a file in `folder` in the place of the pages with [begin, end) of the memory.
 void map_file(std::byte* memory, size_t begin, size_t end, const std::string& folder) {
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   const size_t first = begin / page * page, bytes = (end + page - 1) / page * page - first;
-  const auto refuse = [&](const std::string& why) {
-    throw StorageError("no room for " + std::to_string(bytes >> 20) + " MiB of an optimizer's state in the folder " +
-                       folder + ": " + why);
-  };
   if (bytes == 0) return;
-  const FileDescriptor file = nameless_file(folder);
-  struct statfs system;
-  if (!file || ::fstatfs(file.get(), &system) != 0) refuse(std::strerror(errno));
-  if (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC)
-    refuse("it lies in memory; name one on a disk, or leave state_folder empty");
+  const FileDescriptor file = state_file(folder);
   if (const int problem = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes)); problem != 0)
-    refuse(std::strerror(problem));
+    refuse_folder(folder, "no room for " + std::to_string((bytes + (size_t{1} << 20) - 1) >> 20) +
+                              " MiB: " + std::strerror(problem));
   if (::mmap(memory + first, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file.get(), 0) == MAP_FAILED)
-    refuse(std::strerror(errno));
+    refuse_folder(folder, std::strerror(errno));
 }
 
 }  // namespace
+
+void check_state_folder(const std::string& folder) {
+  if (!folder.empty()) state_file(folder);
+}
 
 at::Tensor sliced_zeros(int64_t elements, at::ScalarType dtype, int ranks, int place, std::vector<int> holders,
                         const std::string& folder) {

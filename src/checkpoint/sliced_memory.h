@@ -21,10 +21,13 @@ struct Slices {
 };
 
 /// [ranks * elements] zeros, whose pages take memory only when written. `folder`: this rank's slice lies in a file
-/// there that has no name and goes with the tensor; empty: in memory. Throws StorageError if the folder is in memory,
-/// or has too little room.
+/// there that has no name and goes with the tensor; empty: in memory. Throws StorageError if there can be none, or
+/// there is too little room.
 at::Tensor sliced_zeros(int64_t elements, at::ScalarType dtype, int ranks, int place, std::vector<int> holders = {},
                         const std::string& folder = "");
+
+/// Throws StorageError if no such file can be made in that folder. Empty: returns.
+void check_state_folder(const std::string& folder);
 
 /// The division of such a tensor's memory; null for any other.
 const Slices* slices_of(const c10::Storage& storage);

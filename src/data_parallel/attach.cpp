@@ -12,12 +12,12 @@
 #include "base/weights_set.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"
+#include "collectives/sharded_parameters.h"
 #include "collectives/storages.h"
 #include "data_parallel/replica_state.h"
 #include "data_parallel/same_model.h"
 #include "nn/batch_norm_operator.h"
 #include "rank_page/operation_label.h"
-#include "reducer/sharded_parameters.h"
 
 // Attaching to a module, and re-attaching after an edit.
 

@@ -9,8 +9,8 @@
 
 #include <torch/nn/module.h>
 
+#include "collectives/sharded_parameters.h"
 #include "fully_sharded/unit.h"
-#include "reducer/sharded_parameters.h"
 
 namespace lockstep::fully_sharded {
 

@@ -186,6 +186,7 @@ std::string FullySharded::hash() {
   return state_->groups()->all().all_gather_bytes(hash.digits()).front();
 }
 
+const Group* FullySharded::slice_holders() const { return &state_->groups()->all(); }
 StateDict FullySharded::state_in_slices() { return state_->state_in_slices(); }
 std::vector<detail::ElementRange> FullySharded::elements_to_load(const StateDict& state) const {
   return state_->elements_to_load(state);

@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 
+#include "base/counted.h"
 #include "base/error.h"
 #include "base/mutex.h"
 #include "checkpoint/sliced_memory.h"
@@ -24,9 +25,9 @@ void check_subtrees(const Group& all, int first, int ranks_here, int rank_here) 
   const std::vector<std::string> counts = all.all_gather_bytes(mine);
   for (size_t rank = 0; rank < counts.size(); ++rank)
     if (counts[rank] != counts.front())
-      throw Error("FullyShardedDataParallel: the machine of rank 0 has " + counts.front() + " ranks and that of rank " +
-                  std::to_string(rank) + " has " + counts[rank] +
-                  "; start as many ranks on each machine, since each holds an equal part");
+      throw Error("FullyShardedDataParallel: the machine of rank 0 has " +
+                  counted(std::stoi(counts.front()), "rank", "ranks") + " and that of rank " + std::to_string(rank) +
+                  " has " + counts[rank] + "; start as many ranks on each machine, since each holds an equal part");
   const bool is_one = ranks_here == all.world_size();
   if (!is_one && !is_power_of_two(ranks_here))
     throw Error("FullyShardedDataParallel: each machine has " + mine +

@@ -12,6 +12,7 @@
 #include "base/decimal.h"
 #include "base/error.h"
 #include "base/first_difference.h"
+#include "checkpoint/sliced_memory.h"
 #include "fully_sharded/told_to_all.h"
 #include "optim/local_step.h"
 #include "optim/step_plan.h"
@@ -54,6 +55,9 @@ std::unique_ptr<detail::Stepper> make_own(const Group& group, torch::optim::Opti
         "FullyShardedDataParallel: master_weights is for parameters of 16 bits, which it does not take yet; leave "
         "it false");
   });
+  const std::vector<std::string> folders =
+      group.all_gather_bytes(failure_of([&] { check_state_folder(options.state_folder); }));
+  if (std::string trouble = first_trouble(folders); !trouble.empty()) throw StorageError(trouble);
   return detail::make_local_stepper(optimizer, kind, options, std::move(zeros));
 }
 
@@ -122,9 +126,18 @@ std::string PartStep::intended() const {
 void PartStep::agree() {
   const OperationLabel label("an optimizer's step");
   std::string trouble = this->trouble();
-  if (trouble.empty()) trouble = failure_of([&] { states_.reserve(*optimizer_); });
+  bool has_room = true;
+  if (trouble.empty()) {
+    trouble = failure_of([&] { states_.reserve(*optimizer_); });
+    has_room = trouble.empty();
+  }
   const std::string model = trouble.empty() ? events_.describe() : "";
-  refuse_difference("step", tell_all(group_, trouble, trouble.empty() ? intended() + model : ""));
+  try {
+    refuse_difference("step", tell_all(group_, trouble, trouble.empty() ? intended() + model : ""));
+  } catch (const Error& error) {
+    if (has_room) throw;
+    throw StorageError(error.what());  // so that the launcher reports its kind
+  }
 }
 
 void PartStep::refuse_difference(const std::string& kind, const std::vector<std::string>& said) {

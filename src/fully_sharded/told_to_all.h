@@ -17,10 +17,15 @@
 
 namespace lockstep::fully_sharded {
 
-/// Throws the first of the ranks' troubles, with the ranks that have it; returns if all are empty.
-inline void refuse_troubles(const std::vector<std::string>& troubles) {
+/// The first of the ranks' troubles, with the ranks that have it; empty if all are.
+inline std::string first_trouble(const std::vector<std::string>& troubles) {
   const auto first = std::find_if(troubles.begin(), troubles.end(), [](const auto& one) { return !one.empty(); });
-  if (first != troubles.end()) throw Error(ranks_with(troubles, *first) + ": " + *first);
+  return first == troubles.end() ? "" : ranks_with(troubles, *first) + ": " + *first;
+}
+
+/// Throws the first of the ranks' troubles; returns if all are empty.
+inline void refuse_troubles(const std::vector<std::string>& troubles) {
+  if (const std::string first = first_trouble(troubles); !first.empty()) throw Error(first);
 }
 
 /// Throws on all ranks if `checks` throw on some.

@@ -11,9 +11,11 @@
 
 #include <lockstep/error.h>
 
+#include "base/counted.h"
 #include "base/first_difference.h"
 #include "data/random.h"
 #include "rank_page/operation_label.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep {
 namespace {
@@ -21,22 +23,28 @@ namespace {
 constexpr const char *kAdded = "added", *kDraws = "draws";
 const std::string kColumn = "samples.";
 
-std::string kind_of(const at::Tensor& rows) {
+/// "Float [3]": of one sample.
+std::string kind_and_shape(const at::Tensor& tensor, at::IntArrayRef shape) {
   std::ostringstream text;
-  text << rows.scalar_type() << ' ' << rows.sizes().slice(1);
+  text << tensor.scalar_type() << ' ' << shape;
+  if (tensor.layout() != at::kStrided) text << " (" << tensor.layout() << ')';
   return text.str();
 }
+std::string kind_of(const at::Tensor& rows) { return kind_and_shape(rows, rows.sizes().slice(1)); }
 
-/// Throws on all ranks if they differ.
+/// Throws on all ranks if they differ. Columns and options need not be valid: of equal ones, each rank finds the same
+/// fault.
 void compare(const NamedTensors& columns, const Group& group, const ReplayBufferOptions& options) {
   const OperationLabel label("ReplayBuffer");
   std::ostringstream lines;
   lines << "capacity: " << options.capacity << "\nbatch_size: " << options.batch_size
         << "\nseed: " << options.seed.value_or(0) << '\n';
-  for (const auto& [name, tensor] : columns) lines << name << ": " << kind_of(tensor.unsqueeze(0)) << '\n';
+  for (const auto& [name, tensor] : columns)
+    lines << name << ": " << (tensor.defined() ? kind_and_shape(tensor, tensor.sizes()) : "undefined") << '\n';
   const std::string difference = first_difference("line", group.all_gather_bytes(lines.str()));
-  if (!difference.empty())
-    throw Error("ReplayBuffer: columns and options must be equal on all ranks, but of the list of them, " + difference);
+  if (difference.empty()) return;
+  own_page().fail(RankFailure::kMismatch, -1, "ReplayBuffer: columns or options differ: " + difference);
+  throw Error("ReplayBuffer: columns and options must be equal on all ranks, but of the list of them, " + difference);
 }
 
 int64_t number(const StateDict& state, const char* name) {
@@ -62,6 +70,7 @@ std::vector<std::pair<size_t, int64_t>> dealt(const std::vector<int64_t>& sizes,
 
 ReplayBuffer::ReplayBuffer(const NamedTensors& columns, const Group& group, ReplayBufferOptions options)
     : options_(with_seed(options, 0)), rank_(group.rank()), world_size_(group.world_size()) {
+  compare(columns, group, options_);
   TORCH_CHECK(options.capacity > 0, "ReplayBuffer: capacity is ", options.capacity, "; it must be at least 1");
   TORCH_CHECK(options.batch_size > 0, "ReplayBuffer: batch_size is ", options.batch_size, "; it must be at least 1");
   TORCH_CHECK(!columns.empty(), "ReplayBuffer: there is no column; give the tensors of one sample");
@@ -69,17 +78,19 @@ ReplayBuffer::ReplayBuffer(const NamedTensors& columns, const Group& group, Repl
     TORCH_CHECK(!name.empty() && !columns_.contains(name), "ReplayBuffer: the name `", name,
                 "` is empty or occurs twice among the columns");
     TORCH_CHECK(tensor.defined(), "ReplayBuffer: the column `", name, "` is an undefined tensor");
+    TORCH_CHECK(tensor.layout() == at::kStrided, "ReplayBuffer: the column `", name, "` has the layout ",
+                tensor.layout(), "; give a dense tensor, and add samples by to_dense()");
     std::vector<int64_t> shape = tensor.sizes().vec();
     shape.insert(shape.begin(), options.capacity);
     columns_.insert(name, at::empty(shape, tensor.options().requires_grad(false)));
   }
-  compare(columns, group, options_);
 }
 
 void ReplayBuffer::add(const NamedTensors& samples) {
   const at::NoGradGuard no_grad;
-  TORCH_CHECK(samples.size() == columns_.size(), "ReplayBuffer::add: there are ", samples.size(), " columns, but ",
-              columns_.size(), " were given to the constructor");
+  TORCH_CHECK(samples.size() == columns_.size(),
+              "ReplayBuffer::add: ", counted(static_cast<int64_t>(samples.size()), "column", "columns"),
+              ", but the constructor was given ", columns_.size());
   int64_t count = -1;
   for (const auto& [name, rows] : samples) {
     const at::Tensor* column = columns_.find(name);

@@ -187,6 +187,7 @@ Trainer::Trainer(std::shared_ptr<torch::nn::Module> module, torch::optim::Optimi
 Trainer::Trainer(std::shared_ptr<torch::nn::Module> module, Replica& model, torch::optim::Optimizer& optimizer,
                  const Context& context, TrainerOptions options) {
   check(module.get(), optimizer, options);
+  check_attached(context.group(), *module, optimizer, model, options);
   state_ = std::make_unique<State>(std::move(module), &model, optimizer, context, std::move(options));
 }
 

@@ -4,17 +4,21 @@
 #include <map>
 #include <sstream>
 #include <typeinfo>
+#include <unordered_set>
 
 #include <ATen/core/Dict.h>
 #include <c10/util/Type.h>
 
 #include <lockstep/error.h>
 
+#include "base/counted.h"
 #include "base/first_difference.h"
 #include "base/rank_names.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/optimizer_kind.h"
+#include "data_parallel/replica_state.h"
 #include "rank_page/operation_label.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep {
 namespace {
@@ -113,7 +117,43 @@ std::string first_problem(const std::vector<std::string>& ranks) {
   return first == ranks.end() ? "" : *first + " (on " + ranks_with(ranks, *first) + ")";
 }
 
+/// Throws on all ranks if there is a problem on one.
+/// REQUIRES: all ranks call it.
+void throw_first(const Group& group, const std::string& from, const std::string& mine) {
+  const std::string first = first_problem(group.all_gather_bytes(mine));
+  if (!first.empty()) throw Error(from + first);
+}
+
+/// Throws unless gradients are reduced over all ranks.
+void check_attachment(const Group& group, const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
+                      const Replica& model, const TrainerOptions& options) {
+  const ReplicaState& state = state_of(model);
+  // The ranks of one machine, where each machine trains by itself, are DiLoCo's to check.
+  if (!options.diloco && state.group.world_size() != group.world_size())
+    throw Error("Trainer: the model is replicated over " + counted(state.group.world_size(), "rank", "ranks") +
+                ", but the context has " + std::to_string(group.world_size()) +
+                ", so its parts would train apart; make the model over the context, or set TrainerOptions::diloco, "
+                "with which machines train by themselves and synchronise every few steps");
+  std::unordered_set<const c10::TensorImpl*> of_model, held;
+  for (const auto& [name, tensor] : state.attached.source().parameters()) of_model.insert(tensor.unsafeGetTensorImpl());
+  for (const auto& one : optimizer.param_groups())
+    for (const at::Tensor& parameter : one.params()) held.insert(parameter.unsafeGetTensorImpl());
+  for (const auto& item : module.named_parameters()) {
+    const c10::TensorImpl* const parameter = item.value().unsafeGetTensorImpl();
+    if (item.value().requires_grad() && held.contains(parameter) && !of_model.contains(parameter))
+      throw Error("Trainer: the optimizer trains the parameter " + item.key() +
+                  " of the module, but the given model is attached to another module, without it, so its gradients "
+                  "would not be reduced; attach the model to the module that the Trainer trains");
+  }
+}
+
 }  // namespace
+
+void check_attached(const Group& group, const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
+                    const Replica& model, const TrainerOptions& options) {
+  const OperationLabel label("Trainer()");
+  throw_first(group, "", failure_of([&] { check_attachment(group, module, optimizer, model, options); }));
+}
 
 void check_agreement(const Group& group, const Agreement& agreement,
                      const std::function<void(const Schedule&)>& use_schedule) {
@@ -139,16 +179,15 @@ void check_agreement(const Group& group, const Agreement& agreement,
     add_schedule(lines, schedule, agreement.steps);
   });
   add_optimizer(lines, agreement.optimizer, agreement.module);
-  const auto check_problems = [&](const std::string& mine) {
-    const std::string first = first_problem(group.all_gather_bytes(mine));
-    if (!first.empty()) throw Error("Trainer::fit(): " + first);
-  };
+  const auto check_problems = [&](const std::string& mine) { throw_first(group, "Trainer::fit(): ", mine); };
   check_problems(problem);
   const std::string difference = first_difference("option", group.all_gather_bytes(lines.text()));
-  if (!difference.empty())
+  if (!difference.empty()) {
+    own_page().fail(RankFailure::kMismatch, -1, "Trainer::fit(): options differ: " + difference);
     throw Error("Trainer::fit(): ranks train by different options: " + difference +
                 ". Every rank must give the same ones: take them from the command line, or from rank 0 "
                 "(from_rank_zero)");
+  }
   if (schedule) check_problems(failure_of([&] { use_schedule(*schedule); }));
 }
 

@@ -25,6 +25,12 @@ struct Agreement {
 void check_agreement(const Group& group, const Agreement& agreement,
                      const std::function<void(const Schedule&)>& use_schedule);
 
+/// Throws the same Error on all ranks if the Replica that a Trainer was given does not reduce what the optimizer
+/// trains: it is over other ranks than `group` (unless each machine trains by itself), or it is attached to another
+/// module. REQUIRES: all ranks call it, before the first step.
+void check_attached(const Group& group, const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
+                    const Replica& model, const TrainerOptions& options);
+
 /// A part of a checkpoint: the number of batches per step, and of ranks (or of virtual ranks, if there are any).
 /// Loading throws Error if the same number of ranks took another number of batches, because the checkpoint's steps
 /// would differ.

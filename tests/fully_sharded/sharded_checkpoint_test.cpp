@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <fstream>
+#include <functional>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -170,6 +171,58 @@ TEST(ShardedCheckpoint, NoRankHoldsTheWholeOfIt) {
     step();
     checkpointer.finish();
   });
+}
+
+/// What LibTorch's and the library's own errors say.
+std::string told_by(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(ShardedCheckpoint, TheModuleInPlaceOfTheModelIsRefused) {
+  for (const Engine& engine : {Engine{1, ""}, Engine{2, "shm"}, Engine{2, "hierarchical", "ab"}}) {
+    SCOPED_TRACE(name_of(engine));
+    const TemporaryFolder folder;
+    run_alike(engine, [&](Context& context) {
+      using enum Checkpointer::Scope;
+      SmallGpt net(kLayers);
+      Checkpointer early((folder.path() / "early").string(), context.group());
+      early.add("model", *net);  // the model that trains it is not there yet
+      Sharded model(net, context);
+      Checkpointer checkpointer((folder.path() / "run").string(), context.group());
+      for (const auto scope : {kAllRanks, kEachRank, kRankZero}) {
+        const std::string text = told_by([&] { checkpointer.add("model", *net, scope); });
+        EXPECT_NE(text.find("the module of part `model` is trained by a FullyShardedDataParallel"), std::string::npos)
+            << text;
+      }
+      const std::string text = told_by([&] { early.save(1); });
+      EXPECT_NE(text.find("add that instead: checkpointer.add(\"model\", model)"), std::string::npos) << text;
+    });
+  }
+}
+
+TEST(ShardedCheckpoint, ACheckpointerOfAnotherGroupIsNamed) {
+  for (const Engine& engine : {Engine{2, "shm"}, Engine{2, "hierarchical", "ab"}, Engine{4, "hierarchical", "aabb"}}) {
+    SCOPED_TRACE(name_of(engine));
+    const TemporaryFolder folder;
+    run_alike(engine, [&](Context& context) {
+      const Group here = context.group().on_this_machine();
+      SmallGpt net(kLayers);
+      Sharded model(net, context);
+      ZeroRedundancyOptimizer optimizer(model, AdamWOptions(0.01));
+      Checkpointer checkpointer(folder.path() / std::to_string(context.rank() - here.rank()), here);
+      checkpointer.add("model", model).add("optimizer", optimizer);
+      const std::string text = told_by([&] { checkpointer.save(1); });
+      EXPECT_NE(text.find("a state lies in slices on " + std::to_string(context.world_size()) + " ranks"),
+                std::string::npos)
+          << text;
+      EXPECT_NE(text.find("give it the group that the model was made with"), std::string::npos) << text;
+    });
+  }
 }
 
 TEST(ShardedCheckpoint, IsRefusedWhereItWouldBeWhole) {

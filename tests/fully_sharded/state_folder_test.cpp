@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 #include <gtest/gtest.h>
 #include <lockstep/checkpointer.h>
@@ -12,6 +13,7 @@
 #include <lockstep/fully_sharded_data_parallel.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
+#include "base/error.h"
 #include "fully_sharded/small_gpt.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
@@ -119,7 +121,7 @@ TEST_P(StateFolderOn, ThatCannotBeUsedIsAnErrorOnAllRanks) {
     const AdamWOptions options(0.01);
     const std::string missing =
         failure([&] { trained(context, options, {.state_folder = folder.path + (is_last ? "/missing" : "")}); });
-    EXPECT_NE(missing.find("MiB of an optimizer's state in the folder " + folder.path + "/missing: No such file"),
+    EXPECT_NE(missing.find("cannot keep an optimizer's state in the folder " + folder.path + "/missing: No such file"),
               std::string::npos)
         << missing;
     const std::string memory =
@@ -132,6 +134,44 @@ TEST_P(StateFolderOn, ThatCannotBeUsedIsAnErrorOnAllRanks) {
     EXPECT_NE(differs.find("`state in files of a state_folder` on "), std::string::npos) << differs;
     EXPECT_NE(differs.find("`state in memory` on rank " + std::to_string(context.world_size() - 1)), std::string::npos)
         << differs;
+  });
+}
+
+TEST_P(StateFolderOn, ThatCannotBeUsedIsToldBeforeTheFirstStep) {
+  const DiskFolder folder;
+  const std::string file = folder.path + "/file", gone = folder.path + "/gone";
+  std::ofstream(file) << "text";
+  std::filesystem::create_directory(gone);
+  run_alike(GetParam(), [&](Context& context) {
+    const AdamWOptions options(0.01);
+    SmallGpt net(kLayers);
+    FullyShardedDataParallel model(net, context);
+    const bool is_last = context.rank() == context.world_size() - 1;
+    const std::string odd = "rank " + std::to_string(context.world_size() - 1) + ": ";
+    const auto told = [&](const std::string& of_last) -> std::string {
+      try {
+        ZeroRedundancyOptimizer optimizer(model, options, {.state_folder = is_last ? of_last : folder.path});
+      } catch (const StorageError& error) {
+        return error.what();
+      }
+      return "no error";
+    };
+    for (const auto& [path, why] : {std::pair(folder.path + "/missing", "No such file or directory"),
+                                    {file, "Not a directory"},
+                                    {std::string("/dev/shm"), "it lies in memory; name one on a disk"}})
+      EXPECT_NE(told(path).find(odd + "cannot keep an optimizer's state in the folder " + path + ": " + why),
+                std::string::npos)
+          << told(path);
+
+    ZeroRedundancyOptimizer optimizer(model, options, {.state_folder = is_last ? gone : folder.path});
+    context.group().barrier();
+    if (is_last) std::filesystem::remove(gone);
+    const at::Tensor data = text_of(0, context.rank());
+    loss_of(model(data, 0), data).backward();
+    const std::string removed = failure([&] { optimizer.step(); });
+    EXPECT_NE(removed.find("cannot keep an optimizer's state in the folder " + gone + ": No such file"),
+              std::string::npos)
+        << removed;
   });
 }
 

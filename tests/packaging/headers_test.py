@@ -113,6 +113,23 @@ class Headers(unittest.TestCase):
                 first = re.search(r"#include <lockstep/(\w+)\.h>|^namespace lockstep", read("include/lockstep", name), re.MULTILINE)
                 self.assertTrue(first and first[1], f"{name} includes neither cxx20.h nor a header that does")
 
+    def test_a_function_of_the_wrong_type_is_told_in_one_sentence(self):
+        program = """
+            #include <lockstep/from_function.h>
+            #include <torch/torch.h>
+            using Indices = at::ArrayRef<int64_t>;
+            int main() { return static_cast<int>(lockstep::datasets::FromFunction(4, %s).size()); }
+            """
+        for name, function in {"result": "[](Indices) { return torch::ones({2}); }", "indices": "[](const std::vector<int>&) { return lockstep::Batch(); }"}.items():
+            with self.subTest(name):
+                done = self.compiled("function.cpp", program % function)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertEqual(len(re.findall(r"error:", done.stderr)), 1, done.stderr[:4000])
+                self.assertIn("FromFunction needs a function that takes at::ArrayRef<int64_t> indices, or these and", done.stderr)
+        for function in ("[](Indices) { return lockstep::Batch(); }", "[](Indices, at::ArrayRef<uint64_t>) { return lockstep::Batch(); }"):
+            done = self.compiled("right.cpp", program % function)
+            self.assertEqual(done.returncode, 0, done.stderr[:4000])
+
     def test_a_bare_pointer_is_told_in_one_sentence(self):
         """Without pages about templates. An object on the stack, as in PyTorch's own C++ MNIST, is taken."""
         program = """
@@ -134,7 +151,10 @@ class Headers(unittest.TestCase):
               for (int step = 0; step < 3; ++step) model(torch::ones({2, 2})).sum().backward();
               model->parameters();
               if (model.step_complete()) model.module();"""
-        wrong = {"pointer": model % ("&net", ""), "options": model % ("&net", ", {.bucket_cap_mb = 1}")}
+        wrong = {"pointer": model % ("&net", ""), "options": model % ("&net", ", {.bucket_cap_mb = 1}"),
+                 "trainer": "lockstep::Trainer trainer(&net, optimizer, context, {.epochs = 2}); trainer.model();",
+                 "named": "Net* const pointer = &net; lockstep::Trainer trainer(pointer, optimizer, context); trainer.model();",
+                 "attached": "lockstep::DistributedDataParallel model(net, context); lockstep::Trainer trainer(&net, model, optimizer, context, {.epochs = 2});"}
         for name, body in wrong.items():
             with self.subTest(name):
                 done = self.compiled("stack.cpp", program % body)
@@ -143,7 +163,8 @@ class Headers(unittest.TestCase):
                 self.assertIn("a bare pointer does not say who keeps the module: give the object itself, *pointer", done.stderr)
                 self.assertLess(done.stderr.count("\n"), 15, done.stderr)
         shared = "lockstep::Ema ema(net); auto shared = std::make_shared<Net>();\n" + model % ("shared", "")
-        trainer = "lockstep::Trainer trainer(net, optimizer, context, {.epochs = 2}); trainer.model();"
+        trainer = """lockstep::Trainer trainer(net, optimizer, context, {.epochs = 2}); trainer.model();
+              lockstep::DistributedDataParallel model(net, context); lockstep::Trainer attached(net, model, optimizer, context, {.epochs = 2});"""
         for name, body in {"shared": shared, "object": model % ("net", ""), "trainer": trainer}.items():
             done = self.compiled(name + ".cpp", program % body)
             self.assertEqual(done.returncode, 0, done.stderr[:4000])

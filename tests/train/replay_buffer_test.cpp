@@ -8,6 +8,7 @@
 #include <lockstep/checkpointer.h>
 #include <torch/torch.h>
 
+#include "rank_page/rank_board.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
@@ -111,7 +112,45 @@ TEST_P(ReplayBufferOn, WhatDiffersByRankIsToldToAll) {
     expect(said(columns(), {.seed = odd ? 5 : 6}), "seed: 6");
     expect(said({{"place", at::empty({odd ? 2 : 3})}}, {}), "place: Float [3]");
     expect(said({{odd ? "reward" : "place", at::empty({2})}}, {}), "rank " + std::to_string(context.world_size() - 1));
+    expect(said(columns(), {.capacity = odd ? 0 : 6}), "capacity: 6");
+    expect(said(columns(), {.batch_size = odd ? -1 : 6}), "batch_size: 6");
+    expect(said({{"place", odd ? at::Tensor() : at::empty({2})}}, {}), "place: undefined");
+    expect(said({{"place", odd ? at::zeros({2}).to_sparse() : at::empty({2})}}, {}), "place: Float [2] (Sparse)");
+    expect(said(odd ? NamedTensors{} : columns(), {}), "place: Float [2]");
+    EXPECT_EQ(own_page().read(context.world_size()).failure, RankFailure::kMismatch) << "for the launcher";
     EXPECT_EQ(said(columns(), {}), "") << "the group is as it was";
+  });
+}
+
+TEST(ReplayBufferOfOtherRanks, IsNamedAsResumedBesideWhatIsNot) {
+  const TemporaryFolder folder;
+  const std::string path = (folder.path() / "run").string();
+  const auto with_checkpointer = [&path](Context& context, const std::function<void(Checkpointer&)>& use) {
+    ReplayBuffer buffer(columns(), context, {.capacity = 6, .batch_size = 4});
+    if (context.world_size() > 1) buffer.add(samples(100 * context.rank(), 2));
+    int64_t own = context.rank();
+    Checkpointer checkpointer(path, context.group());
+    checkpointer.add("experience", buffer).add("own", own, Checkpointer::Scope::kEachRank);
+    use(checkpointer);
+    EXPECT_EQ(buffer.size(), context.world_size() > 1 ? 2 : 4);
+  };
+  run_ranks({2, "shm"}, [&](Context& context) {
+    with_checkpointer(context, [](Checkpointer& checkpointer) {
+      checkpointer.save(5);
+      checkpointer.finish();
+    });
+  });
+  run_ranks({1, ""}, [&](Context& context) {
+    with_checkpointer(context, [](Checkpointer& checkpointer) {
+      ::testing::internal::CaptureStderr();
+      const bool resumed = checkpointer.resume();
+      const std::string said = ::testing::internal::GetCapturedStderr();
+      EXPECT_TRUE(resumed);
+      EXPECT_NE(said.find("saved by 2 ranks and is resumed on 1. Not resumed is each rank's own state of: random "
+                          "states, `own`. Resumed from the states of all ranks that saved: `experience`"),
+                std::string::npos)
+          << said;
+    });
   });
 }
 
@@ -155,7 +194,7 @@ TEST_F(ReplayBufferTest, SaysWhatIsWrongAndChangesNothing) {
   };
   expect(said_by([&] { static_cast<void>(buffer_.sample()); }), "this rank has no samples yet");
   buffer_.add(samples(0, 3));
-  expect(said_by([&] { buffer_.add({{"number", at::arange(3)}}); }), "there are 1 columns, but 2");
+  expect(said_by([&] { buffer_.add({{"number", at::arange(3)}}); }), "add: 1 column, but the constructor was given 2");
   expect(said_by([&] { buffer_.add({{"number", at::arange(3)}, {"number", at::arange(3)}}); }), "occurs twice");
   expect(said_by([&] { buffer_.add({{"number", at::arange(3)}, {"reward", at::arange(3)}}); }), "no column `reward`");
   expect(said_by([&] {
@@ -172,6 +211,14 @@ TEST_F(ReplayBufferTest, SaysWhatIsWrongAndChangesNothing) {
          "samples of `place` are on meta, but the column is on cpu");
   expect(said_by([&] { buffer_.add({{"number", at::ones({3})}, {"place", at::zeros({3, 2})}}); }), "Float []");
   expect(said_by([&] { buffer_.add({{"number", at::Tensor()}, {"place", at::zeros({3, 2})}}); }), "first dimension");
+  expect(said_by([&] {
+           buffer_.add({{"number", at::arange(3)}, {"place", at::zeros({3, 2}).to_sparse()}});
+         }),
+         "are Float [2] (Sparse), but the column's are Float [2]");
+  expect(said_by([&] {
+           ReplayBuffer({{"place", at::zeros({2}).to_sparse()}}, context_);
+         }),
+         "the column `place` has the layout Sparse; give a dense tensor");
   for (const NamedTensors& wrong :
        {NamedTensors{}, {{"", at::empty({2})}}, {{"a", at::Tensor()}}, {{"a", at::empty({2})}, {"a", at::empty({2})}}})
     EXPECT_NE(said_by([&] { ReplayBuffer(wrong, context_); }), "");
@@ -188,6 +235,9 @@ TEST_F(ReplayBufferTest, SaysWhatIsWrongAndChangesNothing) {
   other = good;
   other["samples.place"] = at::zeros({3, 5});
   expect(said_by([&] { buffer_.load_state_dict(other); }), "`place` is Float [5], expected Float [2]");
+  other = good;
+  other["samples.place"] = good["samples.place"].to_sparse();
+  expect(said_by([&] { buffer_.load_state_dict(other); }), "`place` is Float [2] (Sparse), expected Float [2]");
   other = good;
   other["samples.place"] = at::zeros({4, 2});
   expect(said_by([&] { buffer_.load_from_ranks({good, other}); }), "samples, expected");

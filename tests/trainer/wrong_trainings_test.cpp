@@ -165,6 +165,58 @@ TEST_P(WrongTrainings, ALossThatIsNoNumberIsNamed) {
   });
 }
 
+TEST_P(WrongTrainings, AModelOfAnotherModuleIsRefused) {
+  on_ranks([](Context& context) {
+    const torch::nn::Sequential trained(torch::nn::Linear(4, 8), torch::nn::Linear(8, 1));
+    const torch::nn::Sequential other(torch::nn::Linear(4, 8), torch::nn::Linear(8, 1));
+    torch::optim::SGD optimizer(trained->parameters(), 0.1);
+    const auto refused = [&](Replica& model) {
+      return failure([&] { const Trainer trainer(trained.ptr(), model, optimizer, context, {.progress = false}); });
+    };
+    const std::string named = "the optimizer trains the parameter 0.weight of the module, but the given model is";
+    {
+      DistributedDataParallel model(other, context);
+      EXPECT_NE(refused(model).find(named), std::string::npos) << "of another module";
+    }
+    {
+      Replica model(NamedTensors{{"weight", trained->parameters()[2]}, {"bias", trained->parameters()[3]}},
+                    context.group());
+      EXPECT_NE(refused(model).find(named), std::string::npos) << "of a part of the parameters";
+      trained->parameters()[0].requires_grad_(false);
+      trained->parameters()[1].requires_grad_(false);
+      EXPECT_EQ(refused(model), "") << "the others are frozen";
+      trained->parameters()[0].requires_grad_(true);
+      trained->parameters()[1].requires_grad_(true);
+    }
+    {
+      const bool odd = context.rank() == context.world_size() - 1;
+      DistributedDataParallel model(odd ? other : trained, context);
+      const std::string text = refused(model);
+      EXPECT_NE(text.find("(on rank " + std::to_string(context.world_size() - 1) + ")"), std::string::npos) << text;
+    }
+    DistributedDataParallel model(trained, context, {.parameters_to_ignore = {"0.weight"}});
+    EXPECT_EQ(refused(model), "") << "ignored on purpose";
+  });
+}
+
+TEST(WrongTrainingsOfMachines, AModelOfOneMachineAloneIsRefused) {
+  for (const testing::Engine& engine : {testing::Engine{2, "gloo", "ab"}, testing::Engine{4, "hierarchical", "aabb"}}) {
+    SCOPED_TRACE(testing::name_of(engine));
+    run_ranks(engine, [](Context& context) {
+      torch::nn::Linear net(4, 1);
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      DistributedDataParallel model(net, context.group().on_this_machine());
+      const auto refused = [&](const TrainerOptions& options) {
+        return failure([&] { const Trainer trainer(net.ptr(), model, optimizer, context, options); });
+      };
+      const std::string text = refused({.progress = false});
+      EXPECT_NE(text.find("but the context has " + std::to_string(context.world_size())), std::string::npos) << text;
+      EXPECT_NE(text.find("TrainerOptions::diloco"), std::string::npos) << text;
+      EXPECT_EQ(refused({.diloco = DiLoCoOptions{}, .progress = false}), "");
+    });
+  }
+}
+
 TEST(RunLogMisuse, StepsAndSamplesBelowZeroAreRefused) {
   const TemporaryFolder folder;
   run_ranks(2, [&](Context& context) {

@@ -1,4 +1,4 @@
-#include "reducer/sharded_parameters.h"
+#include "collectives/sharded_parameters.h"
 
 #include <unordered_set>
 #include <utility>
