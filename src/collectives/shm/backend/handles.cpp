@@ -60,7 +60,9 @@ class Meeting {
     // Whether it fails or not: the others may still have to read.
     struct Leaving {
       Meeting& meeting;
-      ~Leaving() { meeting.store_->leave(meeting.size()); }
+      ~Leaving() {
+        if (meeting.is_expected_) meeting.store_->leave(meeting.size());
+      }
     } leaving{*this};
     rank_ == 0 ? wait_for_others() : wait_for_first();
     shm::BootstrapOptions options;
@@ -146,14 +148,17 @@ class Meeting {
     if (!verdict.empty()) throw Error(verdict);
   }
 
-  void wait_for_first() const {
+  void wait_for_first() {
     std::string verdict, list;
     bool came = false;
     try {
       store_->set(key(rank_), list_);
       came = wait_for({"verdict"}, Deadline(milliseconds(deadline_.remaining_ms()) + kLonger));
       if (came) verdict = store_->get("verdict").substr(1);
-      if (came) list = store_->get(key(0));
+      if (came) {
+        list = store_->get(key(0));
+        is_expected_ = list.find(mine_ + "\n") != std::string::npos;
+      }
     } catch (const Error& error) {
       throw Error(what() + "rank 0 of the new group is gone, or has given up (" + error.what() + ")");
     }
@@ -171,6 +176,7 @@ class Meeting {
   std::vector<Handle> parsed_;
   std::string list_;
   int rank_ = -1;
+  bool is_expected_ = true;  ///< by the first rank, which serves the store until all those have left it
   std::shared_ptr<ClientStore> store_;
 };
 
