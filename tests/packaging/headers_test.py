@@ -58,6 +58,16 @@ def options():
             yield header, struct[1], members
 
 
+def space_of(struct, code):
+    """The namespace in which a header defines it."""
+    open_ones = []
+    for opened, closed, found in re.findall(r"^namespace ([\w:]+) \{|^(\}  // namespace)|^struct (" + struct + r") \{", code, re.MULTILINE):
+        if found:
+            break
+        open_ones = open_ones[:-1] if closed else [*open_ones, opened]
+    return "::".join(open_ones)
+
+
 class Headers(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="lockstep_test_")
@@ -74,9 +84,7 @@ class Headers(unittest.TestCase):
         """A program may name any one option, {.seed = 42}, without a warning about the others."""
         lines, seen = [], 0
         for header, struct, members in options():
-            spaces = re.findall(r"^namespace ([\w:]+) \{|^struct (" + struct + r") \{", read("include/lockstep", header), re.MULTILINE)
-            space = spaces[[name for _, name in spaces].index(struct) - 1][0].removeprefix("lockstep::")
-            space = "lockstep" if space == "lockstep" else f"lockstep::{space}"
+            space = space_of(struct, read("include/lockstep", header))
             for member in (members[0], members[-1]):
                 seen += 1
                 given = f".{WANTED[struct]} = 1, " if WANTED.get(struct, member) != member else ""
