@@ -462,7 +462,7 @@ TEST_P(WrongPipelineOn, AStageThatIsSavedAsTheModel) {
         checkpointer.add("model", training.pipeline.replica());
         checkpointer.save(1);
       },
-      "model.");
+      "`model` is replicated over ");
 }
 
 TEST_P(WrongPipelineOn, StatesOfOtherLayers) {
