@@ -35,19 +35,20 @@ file(RELATIVE_PATH c_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(cmake/lockstep_c.pc.in ${PROJECT_BINARY_DIR}/lockstep_c.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/lockstep_c.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT lockstep_c)
 
-# liblockstep_train, which has LibTorch inside: `cmake --install build --component lockstep_train`. For one MPI: the component `mpi`.
-install(TARGETS lockstep_train EXPORT LockstepTrainTargets COMPONENT lockstep_train)
-install(FILES include/lockstep/c.h include/lockstep/train_c.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep COMPONENT lockstep_train)
+# liblockstep_train, which has LibTorch inside, after a build of that target: `cmake --install build --component lockstep_train`.
+# For one MPI: the component `mpi`.
+install(TARGETS lockstep_train EXPORT LockstepTrainTargets COMPONENT lockstep_train EXCLUDE_FROM_ALL)
+install(FILES include/lockstep/c.h include/lockstep/train_c.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep COMPONENT lockstep_train EXCLUDE_FROM_ALL)
 set(train_config_folder ${CMAKE_INSTALL_LIBDIR}/cmake/LockstepTrain)
 install(EXPORT LockstepTrainTargets NAMESPACE LockstepTrain:: DESTINATION ${train_config_folder} FILE LockstepTrainConfig.cmake
-        COMPONENT lockstep_train)
+        COMPONENT lockstep_train EXCLUDE_FROM_ALL)
 get_target_property(train_version lockstep_train VERSION)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/LockstepTrainConfigVersion.cmake VERSION ${train_version} COMPATIBILITY SameMajorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/LockstepTrainConfigVersion.cmake DESTINATION ${train_config_folder} COMPONENT lockstep_train)
+install(FILES ${PROJECT_BINARY_DIR}/LockstepTrainConfigVersion.cmake DESTINATION ${train_config_folder} COMPONENT lockstep_train EXCLUDE_FROM_ALL)
 configure_file(cmake/lockstep_train.pc.in ${PROJECT_BINARY_DIR}/lockstep_train.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/lockstep_train.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT lockstep_train)
+install(FILES ${PROJECT_BINARY_DIR}/lockstep_train.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT lockstep_train EXCLUDE_FROM_ALL)
 if(TARGET lockstep_train_mpi)
-  install(TARGETS lockstep_train_mpi COMPONENT mpi)
+  install(TARGETS lockstep_train_mpi COMPONENT mpi OPTIONAL)
 endif()
 
 # What is linked, for those who must know it: a CycloneDX bill of materials of the files that were just installed.
