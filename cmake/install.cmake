@@ -14,6 +14,7 @@ if(TARGET lockstep_mpi)
   install(EXPORT LockstepMpiTargets NAMESPACE Lockstep:: DESTINATION ${config_folder} COMPONENT mpi)
 endif()
 get_target_property(library_type lockstep TYPE)
+set(targets_file LockstepTargets)
 configure_package_config_file(cmake/LockstepConfig.cmake.in ${PROJECT_BINARY_DIR}/LockstepConfig.cmake
                               INSTALL_DESTINATION ${config_folder})
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/LockstepTorchHere.cmake CONTENT "set(lockstep_torch_dir [==[@Torch_DIR@]==])\n" @ONLY)

@@ -24,12 +24,13 @@ set_target_properties(lockstep_wheel PROPERTIES OUTPUT_NAME lockstep EXPORT_NAME
                       INSTALL_RPATH "$ORIGIN/../../torch/lib" LINK_DEPENDS ${PROJECT_SOURCE_DIR}/src/lockstep.map)
 
 set(library_type SHARED_LIBRARY)
+set(targets_file LockstepWheelTargets)  # of one name and folder, CMake would write one file for both installations
 set(wheel_config lib/cmake/Lockstep)
 configure_package_config_file(cmake/LockstepConfig.cmake.in ${PROJECT_BINARY_DIR}/wheel/LockstepConfig.cmake INSTALL_DESTINATION ${wheel_config})
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/wheel/LockstepTorchHere.cmake @ONLY CONTENT
      "get_filename_component(lockstep_torch_dir \"\${CMAKE_CURRENT_LIST_DIR}/../../../../torch/share/cmake/Torch\" ABSOLUTE)\n")
 install(TARGETS lockstep_wheel EXPORT LockstepWheelTargets LIBRARY DESTINATION lib COMPONENT wheel EXCLUDE_FROM_ALL)
-install(EXPORT LockstepWheelTargets NAMESPACE Lockstep:: FILE LockstepTargets.cmake DESTINATION ${wheel_config} COMPONENT wheel EXCLUDE_FROM_ALL)
+install(EXPORT LockstepWheelTargets NAMESPACE Lockstep:: DESTINATION ${wheel_config} COMPONENT wheel EXCLUDE_FROM_ALL)
 install(FILES ${PROJECT_BINARY_DIR}/wheel/LockstepConfig.cmake ${PROJECT_BINARY_DIR}/wheel/LockstepTorchHere.cmake
         ${PROJECT_BINARY_DIR}/LockstepConfigVersion.cmake DESTINATION ${wheel_config} COMPONENT wheel EXCLUDE_FROM_ALL)
 install(DIRECTORY include/lockstep DESTINATION include COMPONENT wheel EXCLUDE_FROM_ALL PATTERN c.h EXCLUDE PATTERN mpi.h EXCLUDE)

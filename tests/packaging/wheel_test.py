@@ -16,8 +16,8 @@ from support import BUILD, SOURCE, ProgramTest, main, python_with_torch, run, th
 CMAKE = "lockstep/lib/cmake/Lockstep/"
 # Of the component `wheel`, besides headers.
 CPP = {"lockstep/bin/lockstep", "lockstep/lib/liblockstep.so", "lockstep/libexec/lockstep/lockstep-tour", "lockstep/libexec/lockstep/lockstep-doctor-probe",
-       "lockstep/share/doc/lockstep/copyright", *(CMAKE + name for name in ("LockstepConfig.cmake", "LockstepConfigVersion.cmake", "LockstepTargets.cmake",
-                                                                            "LockstepTargets-release.cmake", "LockstepTorchHere.cmake"))}
+       "lockstep/share/doc/lockstep/copyright", *(CMAKE + name for name in ("LockstepConfig.cmake", "LockstepConfigVersion.cmake", "LockstepWheelTargets.cmake",
+                                                                            "LockstepWheelTargets-release.cmake", "LockstepTorchHere.cmake"))}
 HEADERS = {"lockstep/include/lockstep/" + os.path.basename(path) for path in glob.glob(os.path.join(SOURCE, "include/lockstep/*.h"))
            if os.path.basename(path) not in ("c.h", "mpi.h")}  # of libraries that are not in it
 PYTHON = {"lockstep/" + os.path.basename(path) for path in glob.glob(os.path.join(SOURCE, "python/lockstep/*")) if os.path.isfile(path)}
