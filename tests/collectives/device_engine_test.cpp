@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "checkpoint/failure.h"
 #include "collectives/nccl/nccl_backend.h"
 #include "support/complaint.h"
 #include "support/ranks.h"
@@ -16,7 +17,7 @@ namespace lockstep {
 namespace {
 
 using testing::complaint;
-using testing::error_of;
+using testing::failure;
 using testing::run_ranks;
 
 class DoneWork final : public c10d::Work {
@@ -228,7 +229,7 @@ TEST(DeviceCalls, ThatDifferAreAnErrorOfAllRanks) {
         FakePointer device;
         const Group group = blind_group(context, device);
         const bool is_last = context.rank() == context.world_size() - 1;
-        const std::string said = error_of([&] { (is_last ? kind.last : kind.usual)(group); });
+        const std::string said = failure([&] { (is_last ? kind.last : kind.usual)(group); });
         EXPECT_NE(said.find("ranks disagree"), std::string::npos) << said;
         EXPECT_NE(said.find(kind.usual_text), std::string::npos) << said;
         EXPECT_NE(said.find(kind.last_text), std::string::npos) << said;
@@ -238,7 +239,7 @@ TEST(DeviceCalls, ThatDifferAreAnErrorOfAllRanks) {
         }
         const int started = group.backend() == "shm" || !on_device ? 2 : 3;
         EXPECT_EQ(device->operations, started) << "shared memory compares before the device moves anything";
-        EXPECT_NE(error_of([&] { group.all_reduce(on_a_device({2})); }), "");
+        EXPECT_NE(failure([&] { group.all_reduce(on_a_device({2})); }), "");
       });
     }
 }
@@ -256,7 +257,7 @@ TEST(DeviceCalls, WithSplitsThatDoNotFitAreAnErrorOfAllRanks) {
       (void)group.all_to_all_async(on_a_device({rows, 2}), on_a_device({rows, 2}), threes, threes);
       if (context.rank() == 1) ++expected[0];
       const at::Tensor output = on_a_device({context.rank() == 1 ? rows + 1 : rows, 2});
-      const std::string said = error_of([&] {
+      const std::string said = failure([&] {
         (void)group.all_to_all_async(output, on_a_device({rows, 2}), threes, expected);
       });
       EXPECT_NE(said.find("rank 0"), std::string::npos) << said;
@@ -273,7 +274,7 @@ TEST(DeviceCalls, OfARankThatHasEndedAreAnErrorOfTheOthers) {
       FakePointer device;
       const Group group = blind_group(context, device);
       if (context.rank() == 1) return;
-      EXPECT_NE(error_of([&] { group.all_reduce(on_a_device({2})); }), "");
+      EXPECT_NE(failure([&] { group.all_reduce(on_a_device({2})); }), "");
       EXPECT_GE(device->aborts, 1);
     });
   }
@@ -286,12 +287,12 @@ TEST(DeviceCalls, ThatDifferAreFoundWithoutAWait) {
       FakePointer device;
       const Group group = blind_group(context, device);
       (void)group.all_reduce_async(on_a_device({4}));
-      const std::string said = error_of([&] { (void)group.all_reduce_async(on_a_device({context.rank() + 1})); });
+      const std::string said = failure([&] { (void)group.all_reduce_async(on_a_device({context.rank() + 1})); });
       if (said.empty()) group.barrier();  // by then all ranks' calls are there
       EXPECT_EQ(said.empty(), group.backend() != "shm");
       const std::string found = state_of(group).device_calls.problem();
       EXPECT_NE(found.find("rank 0 called all_reduce(float32, 1 elements, sum)"), std::string::npos) << found;
-      EXPECT_NE(error_of([&] { (void)group.all_reduce_async(on_a_device({4})); }), "");
+      EXPECT_NE(failure([&] { (void)group.all_reduce_async(on_a_device({4})); }), "");
     });
   }
 }

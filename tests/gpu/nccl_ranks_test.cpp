@@ -11,13 +11,13 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <lockstep/distributed_data_parallel.h>
 
+#include "checkpoint/failure.h"
 #include "gpu/on_gpu.h"
-#include "support/complaint.h"
 
 namespace lockstep {
 namespace {
 
-using testing::error_of;
+using testing::failure;
 using testing::kGpu;
 
 /// Ranks that NCCL has connected.
@@ -85,10 +85,10 @@ TEST_P(NcclRanks, AreToldOfCallsThatDiffer) {
   for (const auto& [what, other] : others) {
     SCOPED_TRACE(what);
     run_nccl_ranks(count, [&other = other, &usual](const Group& group) {
-      const std::string said = error_of([&] { (group.rank() == 1 ? other : usual)(group); });
+      const std::string said = failure([&] { (group.rank() == 1 ? other : usual)(group); });
       EXPECT_NE(said.find("ranks disagree"), std::string::npos) << said;
       expect_gpu_is_free();
-      EXPECT_NE(error_of([&] { group.all_reduce(at::ones({2}, kGpu)); }), "");
+      EXPECT_NE(failure([&] { group.all_reduce(at::ones({2}, kGpu)); }), "");
     });
   }
 }
@@ -96,7 +96,7 @@ TEST_P(NcclRanks, AreToldOfCallsThatDiffer) {
 TEST_P(NcclRanks, AreToldThatOneHasEnded) {
   run_nccl_ranks(GetParam(), [](const Group& group) {
     if (group.rank() == 1) ::_exit(0);
-    const std::string said = error_of([&] { group.all_reduce(at::ones({1000}, kGpu)); });
+    const std::string said = failure([&] { group.all_reduce(at::ones({1000}, kGpu)); });
     EXPECT_NE(said.find("rank 1"), std::string::npos) << said;
     expect_gpu_is_free();
   });
@@ -105,7 +105,7 @@ TEST_P(NcclRanks, AreToldThatOneHasEnded) {
 TEST_P(NcclRanks, AreToldThatOneHasLeft) {
   run_nccl_ranks(GetParam(), [](const Group& group) {
     if (group.rank() == 1) return;
-    const std::string said = error_of([&] { group.all_reduce(at::ones({1000}, kGpu)); });
+    const std::string said = failure([&] { group.all_reduce(at::ones({1000}, kGpu)); });
     EXPECT_NE(said.find("rank 1"), std::string::npos) << said;
     expect_gpu_is_free();
   });
@@ -119,7 +119,7 @@ TEST_P(NcclRanks, AreToldThatOneHasEndedInTheMiddleOfAnOperation) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       ::_exit(0);
     }
-    EXPECT_NE(error_of([&] { work.wait(); }), "");
+    EXPECT_NE(failure([&] { work.wait(); }), "");
     expect_gpu_is_free();
   });
 }

@@ -5,8 +5,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <lockstep/error.h>
-
 #include "support/told_in_time.h"
 
 namespace lockstep::testing {
@@ -20,18 +18,6 @@ inline std::string complaint(const std::function<void()>& body) {
   } catch (const c10::Error& error) {
     expect_told_in_time(start);
     return error.what_without_backtrace();
-  }
-  return "";
-}
-
-/// The text of the lockstep::Error that `body` throws; "" if it throws none. It must come within five seconds.
-inline std::string error_of(const std::function<void()>& body) {
-  const auto start = Clock::now();
-  try {
-    body();
-  } catch (const Error& error) {
-    expect_told_in_time(start);
-    return error.what();
   }
   return "";
 }

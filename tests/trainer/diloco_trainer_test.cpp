@@ -2,7 +2,7 @@
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
-#include "support/complaint.h"
+#include "checkpoint/failure.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
@@ -126,7 +126,7 @@ TEST(DiLoCoTrainer, ResumesInTheMiddleOfARound) {
 
 TEST(DiLoCoTrainer, OptionsThatDifferOrAreWrongAreRefusedOnAllRanks) {
   run_ranks({4, "hierarchical", "aabb"}, [](Context& context) {
-    const auto said = [&](TrainerOptions options) { return testing::error_of([&] { train(context, options); }); };
+    const auto said = [&](TrainerOptions options) { return testing::failure([&] { train(context, options); }); };
     EXPECT_NE(said({.diloco = DiLoCoOptions{.sync_every = context.rank() == 3 ? 5 : 4}}).find("sync_every"),
               std::string::npos);
     EXPECT_THROW(train(context, {.diloco = DiLoCoOptions{.sync_every = 0}}), c10::Error);
