@@ -14,7 +14,7 @@ import messages
 
 SOURCE = headers.SOURCE
 # Pages that only the site has, by the section of docs/index.md that they follow.
-SITE_ONLY = {"When something goes wrong": ["messages"], "Reference": ["api/index", "The header of C <api/c>", "python_package", "command_line"]}
+SITE_ONLY = {"When something goes wrong": ["messages"], "Reference": ["api/index", "The header of C <api/c>", "The header of liblockstep_train <api/train_c>", "python_package", "command_line"]}
 
 
 def read(name):
