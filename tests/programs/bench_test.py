@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -341,6 +342,13 @@ class Bench(unittest.TestCase):
         self.assertEqual([line.split()[0] for line in said.splitlines()], ["distillation", "fine_tune"])
         for rates in self.read(path).values():
             self.assertAlmostEqual(rates["ratios"][0], rates["two_ranks"][0] / rates["one_process"][0])
+        picture = os.path.join(self.folder, "ports.svg")
+        said = run(sys.executable, os.path.join(BENCH, "real_programs/curves.py"), "--tiny", "--svg", picture, "point_cloud", "gradient_penalty").stdout
+        for line in said.splitlines():
+            two, three = re.search(r"two ranks (\S+) +three (\S+)$", line).groups()
+            self.assertLess(max(float(two), float(three)), 0.01, line)
+        with open(picture, encoding="utf-8") as file:
+            self.assertEqual(file.read().count("<polyline"), 9)
 
     def test_activation_checkpoint(self):
         path = os.path.join(self.folder, "activations.json")
