@@ -22,7 +22,7 @@ PROGRAMS = {
     "distillation": ([], 20, 2020),
     "fine_tune": (["--first-steps", "2"], 10, 1510),
     "gradient_penalty": ([], 10, 510),
-    "grow_and_prune": ([], 20, 2020),
+    "grow_and_prune": ([], 20, 1220),
     "point_cloud": ([], 10, 210),
     "sequence_to_sequence": ([], 5, 155),
     "solver_with_network": ([], 5, 105),
