@@ -59,17 +59,23 @@ void HostsOptions::add_to(CLI::App& app) {
   app.add_option("--key-file", key_file_,
                  "With --nnodes: the key that the machines have in common; else LOCKSTEP_KEY_FILE")
       ->type_name("FILE");
+  app.add_flag("--encrypt", encrypt_, "Encrypt what ranks send to other machines, by the run's key");
+  app.add_option("--link-port", link_port_,
+                 "With --encrypt: the port of each machine to which the others send; any by default")
+      ->type_name("P");
 }
 
 bool HostsOptions::is_slurms(const EnvironmentBlock& environment) { return is_slurm_step(environment); }
 
 bool HostsOptions::asked_for(const EnvironmentBlock& environment) const {
   if (nodes_ && *nodes_ == "1") return false;
-  return hosts_ || hostfile_ || nodes_ || node_ || rendezvous_ || is_slurm_step(environment);
+  return hosts_ || hostfile_ || nodes_ || node_ || rendezvous_ || encrypt_ || link_port_ || is_slurm_step(environment);
 }
 
 HostsRequest HostsOptions::read(const EnvironmentBlock& environment, const std::vector<std::string>& command,
                                 int& ranks) const {
+  if ((encrypt_ || link_port_) && !hosts_ && !hostfile_ && !nodes_ && !rendezvous_ && !is_slurm_step(environment))
+    refuse_hosts("--encrypt is for runs on several machines; give --hosts, --hostfile or --nnodes");
   if (!hosts_ && !hostfile_) return started_by_hand(environment, command, ranks);
   if (hosts_ && hostfile_) refuse_hosts("--hosts and --hostfile cannot be used together; leave one out");
   if (nodes_ || node_ || rendezvous_)
@@ -83,10 +89,17 @@ HostsRequest HostsOptions::read(const EnvironmentBlock& environment, const std::
   hosts::launch_words(coordinator.launch_command, "", {});  // refuses an invalid one
   coordinator.interface = interface_.value_or("");
   coordinator.patience = patience(environment, coordinator.patience);
+  encrypt(coordinator);
   ranks = 0;
   for (const Host& host : coordinator.hosts) ranks += host.slots;
   if (ranks > kMaxRanks) refuse_hosts("more than " + std::to_string(kMaxRanks) + " ranks are asked for");
   return request;
+}
+
+void HostsOptions::encrypt(CoordinatorOptions& coordinator) const {
+  if (link_port_ && !encrypt_) refuse_hosts("--link-port is the port of encrypted links; give --encrypt, too");
+  coordinator.encrypt = encrypt_;
+  if (link_port_) coordinator.link_port = parse_number("--link-port", *link_port_, 1, 65535);
 }
 
 HostsRequest HostsOptions::started_by_hand(const EnvironmentBlock& environment, const std::vector<std::string>& command,
@@ -131,7 +144,8 @@ HostsRequest HostsOptions::started_by_hand(const EnvironmentBlock& environment, 
                                  .by_hand = true,
                                  .nodes = nodes,
                                  .slots = ranks,
-                                 .command = hosts::command_text(command)};
+                                 .command = hosts::command_text(command),
+                                 .encrypt = encrypt_};
     return request;
   }
   CoordinatorOptions& coordinator = request.coordinator.emplace();
@@ -140,6 +154,7 @@ HostsRequest HostsOptions::started_by_hand(const EnvironmentBlock& environment, 
   coordinator.rendezvous = rendezvous;
   coordinator.interface = interface_.value_or("");
   coordinator.patience = patience(environment, kPatienceByHand);
+  encrypt(coordinator);
   ranks = std::min(ranks * nodes, kMaxRanks);
   return request;
 }

@@ -31,10 +31,13 @@ class HostsOptions {
   static bool is_slurms(const EnvironmentBlock& environment);
 
  private:
+  void encrypt(hosts::CoordinatorOptions& coordinator) const;
   HostsRequest started_by_hand(const EnvironmentBlock& environment, const std::vector<std::string>& command,
                                int& ranks) const;
 
-  std::optional<std::string> hosts_, hostfile_, launch_command_, interface_, nodes_, node_, rendezvous_, key_file_;
+  std::optional<std::string> hosts_, hostfile_, launch_command_, interface_, nodes_, node_, rendezvous_, key_file_,
+      link_port_;
+  bool encrypt_ = false;
 };
 
 }  // namespace lockstep

@@ -23,7 +23,8 @@ const char* const kRunUsage =
     "                    [--hosts NODE1:4,NODE2:4 | --hostfile FILE]\n"
     "                    [--launch-command TEMPLATE] [--interface NAME]\n"
     "                    [--nnodes M --node-rank R --rendezvous HOST:PORT]\n"
-    "                    [--key-file FILE] [--] PROGRAM [ARGS...]\n";
+    "                    [--key-file FILE] [--encrypt [--link-port P]]\n"
+    "                    [--] PROGRAM [ARGS...]\n";
 
 namespace {
 

@@ -71,13 +71,24 @@ std::string choose_backend(const ContextOptions& options, const RollCall& presen
               "\"; set it to \"shm\", \"gloo\" or \"hierarchical\", or leave it empty");
 }
 
+/// Whether the launcher carries what ranks send between machines: then each machine has a loopback address.
+bool is_encrypted(const World& world) {
+  return !world.one_machine() && world.address.starts_with("127.") && world.address != "127.0.0.1";
+}
+
 /// `store` is the store of all ranks, in which their group forms while they join. Subgroups form later, in other
 /// stores.
 EngineFactories choose_engines(const World& world, const RollCall& present, const ContextOptions& options,
                                const c10::intrusive_ptr<c10d::Store>& store) {
   const auto timeout = options.collective_timeout, join = options.join_timeout;
   EngineFactories factories;
-  factories.device = [timeout](c10::DeviceType device, const auto& shared, int rank, int size) {
+  factories.device = [timeout, encrypted = is_encrypted(world)](c10::DeviceType device, const auto& shared, int rank,
+                                                                int size) {
+    if (encrypted)
+      throw Error(
+          "NCCL would send in the clear, and this run was started with --encrypt; move the tensors to the CPU, or "
+          "start "
+          "it without --encrypt on a network of its own");
     return nccl_engine::make_backend(device, shared, rank, size, timeout);
   };
   factories.device_name = nccl_engine::gpu_name;

@@ -9,6 +9,7 @@
 #include "base/version.h"
 #include "hosts/connect.h"
 #include "hosts/keep_states.h"
+#include "hosts/link_process.h"
 #include "hosts/machine_memory.h"
 #include "hosts/reported_team.h"
 #include "hosts/workplace.h"
@@ -32,6 +33,11 @@ class Agent {
   int run();
 
  private:
+  struct Place : Workplace {
+    using Workplace::Workplace;
+    std::optional<LinkProcess> links;  ///< if the run encrypts
+  };
+
   void greet();
   void turn();
   void take_signals();
@@ -40,6 +46,7 @@ class Agent {
   void start(const Start& order);
   void finish();
   void tell_kept();
+  void tell_links();
   void fail(const LaunchError& error);
   void lose_coordinator();
   /// Forgets the remains of a start, if one has run.
@@ -56,7 +63,7 @@ class Agent {
   PollSet polled_;
   MachineMemory memory_;
   StateKeeper keeper_{memory_.fd(), nullptr, ""};  // only records
-  std::optional<Workplace> workplace_;             // once the coordinator has described the run
+  std::optional<Place> workplace_;                 // once the coordinator has described the run
   std::unique_ptr<ReportedTeam> team_;             // while ranks run
   std::optional<int> exit_code_;
 };
@@ -68,7 +75,8 @@ void Agent::greet() {
                                      .nodes = options_.nodes,
                                      .slots = options_.slots,
                                      .host = host_name(),
-                                     .command = options_.command});
+                                     .command = options_.command,
+                                     .encrypt = options_.encrypt});
 }
 
 int Agent::run() {
@@ -82,6 +90,8 @@ void Agent::turn() {
   polled_.add(settings_.signal_fd(), POLLIN, [this](const pollfd&) { take_signals(); });
   polled_.add(channel_->fd(), channel_->events(), [this](const pollfd&) { channel_->act(); });
   if (team_) team_->watch(polled_);
+  if (workplace_ && workplace_->links)
+    polled_.add(workplace_->links->fd(), POLLIN, [this](const pollfd&) { tell_links(); });
   const Clock::time_point heard_by = channel_->last_heard() + kSilence;
   Clock::time_point wake_at = std::min(channel_->next_beat(), heard_by);
   if (team_) wake_at = std::min(wake_at, team_->due());
@@ -138,6 +148,11 @@ void Agent::take(const Channel::Message& message) {
   }
 }
 
+void Agent::tell_links() {
+  for (const std::string& text : workplace_->links->take_news())
+    if (team_) channel_->send(Kind::kLinkNews, News{text});
+}
+
 void Agent::fail(const LaunchError& error) {
   channel_->send(Kind::kFailed, Failed{.exit_code = error.exit_code, .text = error.what()});
 }
@@ -156,7 +171,10 @@ void Agent::prepare(const Prepare& plan) {
   forget_team();  // it refers to the workplace
   try {
     workplace_.emplace(plan, environment_, options_.interface, channel_->local_address());
-    channel_->send(Kind::kReady, workplace_->ready());
+    Ready ready = workplace_->ready();
+    if (plan.encrypt)
+      ready.link_port = workplace_->links.emplace(tls_.key(), workplace_->address(), plan.link_port).port();
+    channel_->send(Kind::kReady, ready);
   } catch (const LaunchError& error) {
     fail(error);
   }
@@ -169,8 +187,11 @@ void Agent::start(const Start& order) {
       order.first_rank > order.world_size - order.slots)
     throw ProtocolError("ranks that a run cannot have");
   try {
+    const bool has_links = workplace_->links && !order.links.machines.empty();
+    if (has_links) workplace_->links->begin(order.links);
     team_ = std::make_unique<ReportedTeam>(*channel_, workplace_->setup(order, settings_, guard_, memory_.fd()), order,
-                                           workplace_->address());
+                                           order.address.empty() ? workplace_->address() : order.address,
+                                           has_links ? &*workplace_->links : nullptr);
   } catch (const LaunchError& error) {
     fail(error);
   }

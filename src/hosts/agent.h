@@ -21,6 +21,7 @@ struct AgentOptions {
   int nodes = 0;
   int slots = 0;
   std::string command;
+  bool encrypt = false;  ///< a coordinator that does not encrypt refuses it
 };
 
 /// Runs one machine's ranks for a coordinator elsewhere: connects to it, starts the ranks that it orders, forwards

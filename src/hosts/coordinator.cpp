@@ -60,7 +60,7 @@ std::unique_ptr<Team> Coordinator::start(const TeamSetup& setup, int restarts) {
                                                " ranks, but --elastic allows " + std::to_string(elastic->min) + " to " +
                                                std::to_string(elastic->max));
   shared_out_ = true;
-  return std::make_unique<HostsTeam>(nodes_, lobby_, world_size, setup, restarts);
+  return std::make_unique<HostsTeam>(nodes_, lobby_, world_size, setup, restarts, options_.encrypt);
 }
 
 void Coordinator::leave_out(int rank) {
@@ -191,6 +191,8 @@ std::string Coordinator::objection(const Hello& hello, const std::string& comman
            "; give each machine a --node-rank of its own, and each run a rendezvous";
   if (!hello.command.empty() && hello.command != command)
     return "it was started with another command: " + printable(hello.command) + " there, " + command + " here";
+  if (hello.encrypt && !options_.encrypt)
+    return "it was started with --encrypt, and the coordinator without; give it on node 0, too";
   if (hello.slots < 0 || hello.slots > kMaxRanks) return "it offers an impossible number of ranks";
   return "";
 }
@@ -221,7 +223,9 @@ void Coordinator::prepare(Node& node, const TeamSetup& setup) const {
                                              .slots = node.host.slots,
                                              .bind = static_cast<int>(setup.options.bind),
                                              .max_restarts = setup.options.max_restarts,
-                                             .run_id = setup.run_id});
+                                             .run_id = setup.run_id,
+                                             .encrypt = options_.encrypt,
+                                             .link_port = options_.link_port});
 }
 
 /// If this machine has several addresses, its route to itself does not show how others reach it: its ranks use the

@@ -21,6 +21,8 @@ struct CoordinatorOptions {
   std::optional<Endpoint> rendezvous;
   std::string interface;
   std::chrono::milliseconds patience{60000};  ///< for all agents to connect
+  bool encrypt = false;                       ///< whatever ranks send to other machines
+  int link_port = 0;                          ///< of the encrypted links, on every machine; 0: any
 };
 
 /// Starts a run's ranks on several machines, by agents that it starts itself or awaits, over channels that both sides

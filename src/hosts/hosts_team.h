@@ -17,7 +17,7 @@ namespace lockstep::hosts {
 class HostsTeam final : public Team {
  public:
   /// `nodes` are ready, and have been assigned their ranks.
-  HostsTeam(std::deque<Node>& nodes, Lobby& lobby, int world_size, const TeamSetup& setup, int restarts);
+  HostsTeam(std::deque<Node>& nodes, Lobby& lobby, int world_size, const TeamSetup& setup, int restarts, bool encrypt);
 
   void watch(PollSet& polled) override;
   std::optional<Clock::time_point> due() const override;
@@ -39,7 +39,8 @@ class HostsTeam final : public Team {
     std::array<std::string, 2> waiting;  ///< output for which there was no room
   };
 
-  void start_on(Node& node, int world_size, const TeamSetup& setup, int restarts);
+  void start_on(Node& node, int world_size, const TeamSetup& setup, int restarts, bool encrypt);
+  void add_links(Start& order, const std::string& run_id) const;
   const Node& node_of(int rank) const;
   Node& node_of(int rank) { return const_cast<Node&>(std::as_const(*this).node_of(rank)); }
   /// Returns the rank's number within this node. Throws ProtocolError if it is not one of the node's.

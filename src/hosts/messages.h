@@ -4,10 +4,12 @@
 #include <string>
 #include <vector>
 
+#include "hosts/link_plan.h"
+
 namespace lockstep::hosts {
 
 /// Incremented with every change of the messages below; both sides must have the same.
-constexpr int kProtocol = 4;
+constexpr int kProtocol = 5;
 
 constexpr size_t kMaxHelloBytes = 64 << 10;  ///< a frame's, before the agent has been welcomed
 constexpr size_t kMaxFrameBytes = 8 << 20;
@@ -26,6 +28,7 @@ enum class Kind : uint8_t {
   kFinished,  ///< nothing: all output of the ranks has been sent, and none of their processes is left
   kSignal,    ///< Number: a signal to the agent
   kKept,      ///< Kept, in answer to Keep
+  kLinkNews,  ///< News: an encrypted link has failed
   // Sent by the coordinator.
   kPrepare,  ///< Prepare
   kStart,    ///< Start
@@ -54,9 +57,10 @@ struct Hello {
   int nodes = 0;  ///< 0: the coordinator knows
   int slots = 0;  ///< ranks; 0: the coordinator knows
   std::string host;
-  std::string command;  ///< the program and its arguments; empty: the coordinator knows
+  std::string command;   ///< the program and its arguments; empty: the coordinator knows
+  bool encrypt = false;  ///< refuses a run without
   void fields(auto& wire) {
-    wire(protocol), wire(version), wire(node), wire(nodes), wire(slots), wire(host), wire(command);
+    wire(protocol), wire(version), wire(node), wire(nodes), wire(slots), wire(host), wire(command), wire(encrypt);
   }
 };
 
@@ -72,9 +76,11 @@ struct Prepare {
   int bind = 0;
   int max_restarts = 0;
   std::string run_id;
+  bool encrypt = false;
+  int link_port = 0;  ///< 0: any
   void fields(auto& wire) {
     wire(command), wire(environment), wire(folder), wire(address), wire(run_dir), wire(keep_run_dir), wire(slots);
-    wire(bind), wire(max_restarts), wire(run_id);
+    wire(bind), wire(max_restarts), wire(run_id), wire(encrypt), wire(link_port);
   }
 };
 
@@ -84,7 +90,17 @@ struct Ready {
   std::string program_hash;
   std::string processor;
   std::vector<std::string> warnings;
-  void fields(auto& wire) { wire(address), wire(master_port), wire(program_hash), wire(processor), wire(warnings); }
+  std::string network;  ///< differs where loopback addresses are others
+  int link_port = 0;    ///< of encrypted links; 0: none
+  void fields(auto& wire) {
+    wire(address), wire(master_port), wire(program_hash), wire(processor), wire(warnings), wire(network);
+    wire(link_port);
+  }
+};
+
+struct News {
+  std::string text;
+  void fields(auto& wire) { wire(text); }
 };
 
 struct Failed {
@@ -105,10 +121,12 @@ struct Start {
   int master_port = 0;
   int terminal_rank = -1;  ///< whose output ends on a terminal; -1: none
   int terminal_columns = 0;
+  std::string address;  ///< for the ranks here; empty: the machine's
+  LinkPlan links;       ///< no machines: none
   void fields(auto& wire) {
     wire(slots), wire(first_rank), wire(world_size), wire(node), wire(nodes), wire(restarts), wire(master_address),
         wire(master_port);
-    wire(terminal_rank), wire(terminal_columns);
+    wire(terminal_rank), wire(terminal_columns), wire(address), wire(links);
   }
 };
 

@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "base/socket.h"
+#include "launch/launch_error.h"
 
 namespace lockstep::hosts {
 namespace {
@@ -15,8 +16,11 @@ constexpr size_t kMostToSend = 4 << 20;
 
 }  // namespace
 
-ReportedTeam::ReportedTeam(Channel& channel, const TeamSetup& setup, const Start& order, const std::string& address)
+ReportedTeam::ReportedTeam(Channel& channel, const TeamSetup& setup, const Start& order, const std::string& address,
+                           LinkProcess* links)
     : channel_(channel),
+      links_(links),
+      ends_(LinkAddresses(order.links.first_address, static_cast<int>(order.links.machines.size()))),
       relay_([this](int rank, std::string_view bytes) {
         channel_.send(Kind::kStore, Store{.rank = rank, .bytes = std::string(bytes)});
       }),
@@ -69,10 +73,20 @@ void ReportedTeam::take(const Channel::Message& message) {
       return tell_seen(decode<Look>(message.body));
     case Kind::kStore: {
       const Store store = decode<Store>(message.body);
+      open_links(store);
       return relay_.deliver(store.rank, store.bytes);
     }
     default:
       throw ProtocolError("an unknown message, of kind " + std::to_string(static_cast<int>(message.kind)));
+  }
+}
+
+void ReportedTeam::open_links(const Store& store) {
+  if (links_ == nullptr) return;
+  try {
+    for (const LinkEnd& end : ends_.find(store.rank, store.bytes)) links_->open(end);
+  } catch (const LaunchError& error) {
+    channel_.send(Kind::kFailed, Failed{.exit_code = error.exit_code, .text = error.what()});
   }
 }
 

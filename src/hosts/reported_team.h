@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "hosts/channel.h"
+#include "hosts/link_process.h"
 #include "hosts/store_relay.h"
 #include "launch/poll_set.h"
 #include "launch/process/local_team.h"
@@ -20,9 +21,10 @@ constexpr std::chrono::milliseconds kTellEvery(100);
 /// once, pages and observations of the processes from time to time. Passive, like a Team.
 class ReportedTeam {
  public:
-  /// Starts the ranks and reports their pids. `address` is this machine's. Throws LaunchError.
-  /// REQUIRES: `channel` outlives the object.
-  ReportedTeam(Channel& channel, const TeamSetup& setup, const Start& order, const std::string& address);
+  /// Starts the ranks and reports their pids. `address` is this machine's. `links`: those to other machines; null:
+  /// ranks connect directly. Throws LaunchError. REQUIRES: `channel` and `links` outlive the object.
+  ReportedTeam(Channel& channel, const TeamSetup& setup, const Start& order, const std::string& address,
+               LinkProcess* links);
 
   void watch(PollSet& polled);
   Clock::time_point due() const { return tell_at_; }
@@ -39,11 +41,15 @@ class ReportedTeam {
 
  private:
   MachineShare share_of(const Start& order, const std::string& address);
+  /// Opens the links to addresses that the store tells a rank.
+  void open_links(const Store& store);
   void tell_pages();
   void tell_seen(const Look& look);
   void tell_ends();
 
   Channel& channel_;
+  LinkProcess* const links_;
+  LinkEndFinder ends_;
   StoreRelay relay_;
   size_t untaken_ = 0;                // bytes of output sent that the coordinator has not taken yet
   std::map<int, std::string> pages_;  // as last reported, by rank

@@ -68,7 +68,8 @@ Ready Workplace::ready() const {
           .master_port = port_.number(),
           .program_hash = program_hash(commands_[0].program, options_.command),
           .processor = processor_name(),
-          .warnings = plan_warnings(options_, environment_)};
+          .warnings = plan_warnings(options_, environment_),
+          .network = own_network()};
 }
 
 TeamSetup Workplace::setup(const Start& order, const LauncherSettings& settings, const Guard& guard, int memory_fd) {

@@ -1,0 +1,37 @@
+#include "hosts/link_plan.h"
+
+#include <sys/stat.h>
+
+#include <fstream>
+#include <map>
+
+#include "hosts/link_address.h"
+#include "launch/launch_error.h"
+
+namespace lockstep::hosts {
+
+LinkPlan plan_links(const std::vector<LinkMachine>& machines, int own, const std::string& run_id) {
+  std::map<std::string, std::string> names;  // of the first machine in a network
+  std::string twice;
+  for (const LinkMachine& machine : machines) {
+    const auto [first, is_new] = names.emplace(machine.network, machine.peer.name);
+    if (!is_new) twice = first->second + " and " + machine.peer.name;
+  }
+  if (names.size() == 1) return {};
+  if (!twice.empty())
+    throw LaunchError(kExitNotStarted,
+                      twice + " are one machine; with --encrypt give each once, with the number of its ranks");
+  LinkPlan plan{.first_address = LinkAddresses(run_id, static_cast<int>(machines.size())).first(), .machine = own};
+  for (const LinkMachine& machine : machines) plan.machines.push_back(machine.peer);
+  return plan;
+}
+
+std::string own_network() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat status {};
+  ::stat("/proc/self/ns/net", &status);
+  return boot + ":" + std::to_string(status.st_ino);
+}
+
+}  // namespace lockstep::hosts

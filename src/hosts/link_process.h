@@ -1,0 +1,50 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "base/file_descriptor.h"
+#include "hosts/key.h"
+#include "hosts/link_address.h"
+#include "hosts/link_plan.h"
+
+namespace lockstep::hosts {
+
+/// The process that carries the encrypted links of an agent's machine, one thread for each connection between ranks
+/// (link_relay.h). The agent itself keeps one thread, which starts ranks. The process ends with this object.
+class LinkProcess {
+ public:
+  /// Listens on `port` (0: any) of this machine's `address`. Throws LaunchError.
+  /// REQUIRES: the process has no other thread.
+  LinkProcess(const Key& key, const std::string& address, int port);
+  ~LinkProcess();
+  LinkProcess(const LinkProcess&) = delete;
+  LinkProcess& operator=(const LinkProcess&) = delete;
+
+  int port() const { return port_; }
+  /// Closes the links of an earlier start, and begins with those of `plan`.
+  void begin(const LinkPlan& plan);
+  /// Returns when ranks here can connect to `end`. Throws LaunchError with the reason if they cannot.
+  void open(const LinkEnd& end);
+
+  /// The descriptor to poll for news.
+  int fd() const { return control_.get(); }
+  /// Texts about links that have failed since the last call.
+  std::vector<std::string> take_news();
+
+ private:
+  /// Sends an order and returns the reason why it could not be carried out; empty: it was.
+  std::string order(const std::string& text);
+  /// Receives one message. Returns false if there is none, or the process is gone.
+  bool receive(std::string& text, bool waits);
+
+  int port_ = 0;
+  FileDescriptor control_;
+  pid_t pid_ = -1;
+  bool gone_ = false;
+  std::vector<std::string> news_;
+};
+
+}  // namespace lockstep::hosts
