@@ -65,7 +65,7 @@ class Subproject(unittest.TestCase):
                 self.assertEqual([name for name in names if name.endswith(("_test", "hello_ranks", "bench_step"))], [])
                 # The project's warnings are about its own files.
                 with open(os.path.join(self.folder, "build/compile_commands.json")) as file:
-                    command, = (entry["command"] for entry in json.load(file) if entry["file"].endswith("/train.cpp"))
+                    command, = (entry["command"] for entry in json.load(file) if entry["file"] == os.path.join(self.folder, "train.cpp"))
                 self.assertIn(f"-isystem {SOURCE}/include ", command)
                 # The project's own binaries and installation stay its own.
                 installs = run("cmake", "--install", "build", "--prefix", "prefix", cwd=self.folder).stdout
