@@ -19,8 +19,8 @@
 namespace lockstep::hosts {
 namespace {
 
-/// For an order to a process of this machine, which may be busy.
-constexpr std::chrono::seconds kOrderTime(10);
+/// For an order to a process of this machine, which may be busy. Less than the silence after which an agent is lost.
+constexpr std::chrono::seconds kOrderTime(3);
 constexpr size_t kMostMessage = 256 << 10;
 
 [[noreturn]] void carry_links(FileDescriptor control, Listener listener, const Key& key) {

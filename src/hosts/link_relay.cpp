@@ -4,14 +4,15 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <cerrno>
 #include <cstring>
 #include <list>
 #include <memory>
-#include <set>
 #include <sstream>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -56,6 +57,14 @@ void set_on(int socket, int level, int option) {
 }
 
 FileDescriptor tcp_socket() { return FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)); }
+
+FileDescriptor accepted_from(int listener) {
+  FileDescriptor socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  // Without a free descriptor the connection stays in the queue, and poll() returns at once.
+  if (!socket && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS))
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  return socket;
+}
 
 /// Sockets that another thread may shut down.
 class OpenSockets {
@@ -113,7 +122,10 @@ struct LinksOfAStart {
 class Relay {
  public:
   Relay(FileDescriptor control, FileDescriptor listener, const Key& key)
-      : control_(std::move(control)), listener_(std::move(listener)), accepting_(key, Side::kCoordinator), connecting_(key, Side::kAgent) {}
+      : control_(std::move(control)),
+        listener_(std::move(listener)),
+        accepting_(key, Side::kCoordinator),
+        connecting_(key, Side::kAgent) {}
 
   void run();
 
@@ -127,7 +139,9 @@ class Relay {
   std::string open(const std::string& text);
   void accept_stranger();
   void accept_rank(const Door& door);
-  /// On threads of their own.
+  template <typename Body>
+  void on_a_thread(FileDescriptor socket, Body body);
+  // On threads of their own.
   void carry_out(FileDescriptor local, const LinkEnd& end, const std::shared_ptr<LinksOfAStart>& start);
   void carry_in(FileDescriptor wire);
   void carry(int local, SSL* tls, int wire, const LinkPeer& other, const LinksOfAStart& start);
@@ -215,18 +229,34 @@ std::string Relay::open(const std::string& text) {
 }
 
 void Relay::accept_rank(const Door& door) {
-  FileDescriptor socket(::accept4(door.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  FileDescriptor socket = accepted_from(door.socket.get());
   if (!socket) return;
-  std::thread([this, fd = socket.release(), end = door.end, now = start()] {
-    carry_out(FileDescriptor(fd), end, now);
-  }).detach();
+  on_a_thread(std::move(socket),
+              [this, end = door.end, now = start()](FileDescriptor local) { carry_out(std::move(local), end, now); });
 }
 
 void Relay::accept_stranger() {
-  FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  FileDescriptor socket = accepted_from(listener_.get());
   if (!socket) return;
   unproved_.shut_down_to(kMostUnproved - 1);
-  std::thread([this, fd = socket.release()] { carry_in(FileDescriptor(fd)); }).detach();
+  on_a_thread(std::move(socket), [this](FileDescriptor wire) { carry_in(std::move(wire)); });
+}
+
+template <typename Body>
+void Relay::on_a_thread(FileDescriptor socket, Body body) {
+  try {
+    std::thread([body = std::move(body), fd = socket.get()] {
+      FileDescriptor own(fd);
+      try {
+        body(std::move(own));
+      } catch (const std::exception&) {
+        // No memory for this connection, which ends; the others go on.
+      }
+    }).detach();
+    socket.release();  // the thread's
+  } catch (const std::system_error& error) {
+    tell(kLinkNews, std::string("no thread can be started for an encrypted link: ") + error.what());
+  }
 }
 
 void Relay::carry(int local, SSL* tls, int wire, const LinkPeer& other, const LinksOfAStart& start_of) {
@@ -326,6 +356,11 @@ void Relay::note_stranger() {
 }  // namespace
 
 void run_link_relay(FileDescriptor control, FileDescriptor listener, const Key& key) {
+  rlimit descriptors{};
+  if (::getrlimit(RLIMIT_NOFILE, &descriptors) == 0) {
+    descriptors.rlim_cur = descriptors.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &descriptors);
+  }
   Relay(std::move(control), std::move(listener), key).run();
 }
 

@@ -74,8 +74,7 @@ class Splice {
     if (!in_.is_empty()) return true;
     while (!in_.source_ended && in_.end < in_.buffer.size()) {
       ERR_clear_error();
-      const int count =
-          SSL_read(tls_, in_.buffer.data() + in_.end, static_cast<int>(in_.buffer.size() - in_.end));
+      const int count = SSL_read(tls_, in_.buffer.data() + in_.end, static_cast<int>(in_.buffer.size() - in_.end));
       if (count > 0) {
         in_.end += static_cast<size_t>(count);
         continue;
@@ -125,10 +124,9 @@ class Splice {
     } else {
       const char* const text = ERR_reason_error_string(error);
       const std::string tls = std::string(" (TLS: ") + (text != nullptr ? text : "unknown") + ")";
-      reason_ = number > SSL_AD_REASON_OFFSET
-                    ? other_ + " refused what arrived there" + tls
-                    : "what arrived from " + other_ + " is not what it sent" + tls +
-                          ", so something between the machines changes it";
+      reason_ = number > SSL_AD_REASON_OFFSET ? other_ + " refused what arrived there" + tls
+                                              : "what arrived from " + other_ + " is not what it sent" + tls +
+                                                    ", so something between the machines changes it";
     }
     return false;
   }
@@ -176,7 +174,8 @@ bool prove_key(SSL* tls, int wire, const Deadline& deadline) {
 }
 
 bool send_all(SSL* tls, int wire, const void* data, size_t size, const Deadline& deadline) {
-  return within(tls, wire, deadline, [&] { return SSL_write(tls, data, static_cast<int>(size)); });  // less than a record
+  return within(tls, wire, deadline,
+                [&] { return SSL_write(tls, data, static_cast<int>(size)); });  // less than a record
 }
 
 bool receive_all(SSL* tls, int wire, void* data, size_t size, const Deadline& deadline) {

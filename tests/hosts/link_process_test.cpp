@@ -227,8 +227,9 @@ TEST_F(Links, NothingIsReadableOnTheWireAndAChangedByteBreaksTheLinkByName) {
   EXPECT_LE(::recv(there.get(), &byte, 1, 0), 0) << "what was changed does not arrive";
   EXPECT_LE(::recv(here.get(), &byte, 1, 0), 0);
   const std::string news = news_of(b_);
-  EXPECT_TRUE(news.starts_with("the encrypted link between bert and anna broke: what arrived from anna is not what it "
-                               "sent (TLS: "))
+  EXPECT_TRUE(
+      news.starts_with("the encrypted link between bert and anna broke: what arrived from anna is not what it "
+                       "sent (TLS: "))
       << news;
   EXPECT_TRUE(news_of(a_).starts_with("the encrypted link between anna and bert broke: bert refused what arrived"));
 }

@@ -160,6 +160,27 @@ class EncryptedHosts(OneCommandTest):
         self.assertEqual(codes[1], 46, outputs)
         self.assertIn("it was started with --encrypt, and the coordinator without; give it on node 0, too", outputs[1])
 
+    def test_ipv6_alone(self):
+        key = os.path.join(self.folder, "key")
+        with open(os.open(key, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="utf-8") as file:
+            file.write(os.urandom(32).hex())
+        with Hosts() as hosts:
+            for host, other in ((0, 1), (1, 0)):
+                end = hosts.ends[host, other]
+                run("ip", "-n", hosts.names[host], "-4", "address", "flush", "dev", end)
+                run("ip", "-n", hosts.names[host], "-6", "address", "add", f"fd00:213::{host + 1}/64", "dev", end, "nodad")
+            runs = [self.begin(*hosts.on(node, LOCKSTEP, "run", "--nnodes", 2, "--node-rank", node, "--rendezvous", "[fd00:213::1]:29535",
+                                         "--key-file", key, "-n", 2, "--encrypt", "--", os.path.join(BIN, "collectives"))) for node in (0, 1)]
+            outputs = [self.ended(one, 0) for one in runs]
+        self.assertIn("4 ranks on 2 machines by lockstep run, hierarchical", outputs[0])
+
+    def test_two_runs_on_the_same_machines(self):
+        with Hosts() as hosts:
+            runs = [self.begin(*hosts.lockstep_run((1, 1), "--encrypt", "--log-dir", f"run{i}", "--", os.path.join(BIN, "train_until_stopped"), f"checkpoints{i}", 40))
+                    for i in range(2)]
+            outputs = [self.ended(one, 0, 100) for one in runs]
+        self.assertEqual(len(outputs), 2)
+
     def test_one_machine_given_twice(self):
         enter = os.path.join(self.folder, "enter")  # NAME.LETTER COMMAND...
         with open(os.open(enter, os.O_CREAT | os.O_WRONLY, 0o700), "w", encoding="utf-8") as file:
