@@ -49,7 +49,7 @@ std::string difference(const std::string& name, const std::vector<int64_t>& hash
     if (votes(hash) > votes(usual)) usual = hash;
   std::vector<bool> odd;
   for (int64_t hash : hashes) odd.push_back(hash != usual);
-  return name + " on " + rank_names(odd) + " is not what it is on " + ranks_with(hashes, usual);
+  return name + " on " + rank_names(odd) + " differs from that on " + ranks_with(hashes, usual);
 }
 
 }  // namespace

@@ -179,7 +179,7 @@ TEST_P(RankZero, TheOddTensorAndTheOddRankAreNamed) {
     if (odd) net->named_buffers()["1.running_var"][2] = 1 + 1e-6;
     const std::string buffer = problem(*net);
     // With two ranks there is no majority: rank 0 is right.
-    expect(buffer, "1.running_var on " + odd_rank + " is not what it is on rank" + (last == 1 ? " 0" : "s 0, 1"));
+    expect(buffer, "1.running_var on " + odd_rank + " differs from that on rank" + (last == 1 ? " 0" : "s 0, 1"));
     if (odd) net->parameters()[1][0] += 1;  // comes first
     expect(problem(*net), "0.bias on " + odd_rank);
     expect(problem(std::string("zero"), at::full({1}, odd ? -0.0 : 0.0)), "zero on " + odd_rank);

@@ -436,7 +436,7 @@ torch.save({"a.b": torch.zeros(2), "a": {"b": torch.zeros(3)}, "c": {"d": 1}, "c
         self.assertRegex(text, r"(?m)^a\.b \(2\) = 7$")
         result = run(LOCKSTEP, "convert", self.path("twice.pt"), self.path("once.pt"), check=False)
         self.assertEqual(result.returncode, 49)
-        self.assertIn("two things in it are called", result.stderr)
+        self.assertIn("two of its entries are called", result.stderr)
 
     def test_safetensors_own_package(self):
         if not self.has("safetensors.torch"):

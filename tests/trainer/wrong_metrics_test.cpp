@@ -316,7 +316,7 @@ Programs of_averages() {
          state.insert_or_assign(std::string("averages"), c10::impl::GenericList(c10::AnyType::get()));
          w.load_state(state);
        }},
-      {"loads_texts", "a dictionary of tensors is needed, this is a String",
+      {"loads_texts", "expected a dictionary of tensors, found a String",
        [](Wrong& w) {
          auto state = w.state();
          c10::impl::GenericList list(c10::AnyType::get());
