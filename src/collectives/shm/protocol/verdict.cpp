@@ -39,8 +39,8 @@ std::string last_announced(const World& world, int rank) {
   uint64_t last = 0;
   for (const Line& line : world.control(rank).ring)
     last = std::max(last, Announcement::sequence(line.word.load(std::memory_order_acquire)));
-  return last == 0 ? "it had not entered any operation"
-                   : "the last operation it entered was " + announced(world, rank, last);
+  return last == 0 ? "it had not started any operation"
+                   : "the last operation it started was " + announced(world, rank, last);
 }
 
 std::string rank_name(const World& world, int rank) { return "rank " + std::to_string(world.numbers().name_of(rank)); }
