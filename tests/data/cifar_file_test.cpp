@@ -69,7 +69,7 @@ TEST_F(CifarFile, ReadsFolderAndArchive) {
 }
 
 TEST_F(CifarFile, SaysWhatIsMissing) {
-  expect_parts(failure(folder_.path() / "nowhere"), {"nowhere' is not there. Get some."});
+  expect_parts(failure(folder_.path() / "nowhere"), {"nowhere' does not exist. Get some."});
   expect_parts(failure(folder_.path()), {"holds neither one.bin, nor images, nor images.tar.gz. Get some."});
   folder_.write("one.bin", records(1));
   expect_parts(failure(folder_.path()), {"two.bin", "No such file"});

@@ -57,7 +57,7 @@ TEST_F(ImageListing_, RefusesWhatWouldBeMissing) {
   EXPECT_EQ(failure(), "");
   fs::create_directory_symlink("..", folder_.path() / "dog/again");
   expect_parts({"a link probably leads back into a folder above it"});
-  EXPECT_NE(failure_of<Error>([&] { list_images(folder_.path() / "none"); }).find("none' is not there"),
+  EXPECT_NE(failure_of<Error>([&] { list_images(folder_.path() / "none"); }).find("none' does not exist"),
             std::string::npos);
 }
 

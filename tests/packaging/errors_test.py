@@ -76,7 +76,7 @@ class Errors(unittest.TestCase):
         self.assertGreater(len(texts), 300)
         for expected in ("the module has no parameter that requires grad, so there is nothing to keep in step; use it without DistributedDataParallel",
                          "this rank has left the group; make a new one",
-                         "...: is a link, a folder or a device, expected a file"):
+                         "...: expected a file, found a link, a folder or a device"):
             self.assertIn(expected, texts)
         self.assertEqual(messages.message(' "a " + std::to_string(n) + " of " + (x ? "one" : "two") + "\\n"'), "a ... of ...one/two")
 

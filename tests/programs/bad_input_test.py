@@ -76,7 +76,7 @@ class BadInput(ProgramTest):
     # ---- data ----
 
     def test_a_data_folder_that_is_not_there(self):
-        self.program_refuses(["data folder 'nowhere' is not there", "apt-get install dataset-fashion-mnist"], data="nowhere")
+        self.program_refuses(["data folder 'nowhere' does not exist", "apt-get install dataset-fashion-mnist"], data="nowhere")
 
     def test_a_missing_file(self):
         os.remove(self.path("data", "t10k-labels-idx1-ubyte"))
@@ -141,7 +141,7 @@ class BadInput(ProgramTest):
     def test_an_old_file_of_figures_survives_a_refused_run(self):
         with open(self.path("out.json"), "w") as file:
             file.write("old")
-        self.program_refuses(["is not there"], "--json", self.path("out.json"), data="nowhere")
+        self.program_refuses(["does not exist"], "--json", self.path("out.json"), data="nowhere")
         with open(self.path("out.json")) as file:
             self.assertEqual(file.read(), "old")
 
@@ -201,7 +201,7 @@ class BadInput(ProgramTest):
         # Rank 0 compares its model with that of rank 1, which never arrives.
         script = 'if [ $RANK = 1 ]; then shift 2; set -- --data nowhere "$@"; fi; exec "$0" "$@"'
         said = self.refused([LOCKSTEP, "run", "-n", 2, "--", "sh", "-c", script, *self.train()], 49,
-                            ["rank 1 of 2 failed first: exit code 1", "  | train_fashion_mnist: data folder 'nowhere' is not there"],
+                            ["rank 1 of 2 failed first: exit code 1", "  | train_fashion_mnist: data folder 'nowhere' does not exist"],
                             seconds=SOON / 2)
         self.assertIn("its last line", said)
 
@@ -212,7 +212,7 @@ class BadInput(ProgramTest):
                   f'while [ ! -e {ended} ]; do sleep 0.01; done; sleep 0.1; exit $code')
         said = self.refused([LOCKSTEP, "run", "-n", 2, "--", "sh", "-c", script, *self.train()], 49,
                             ["rank 1 of 2 failed first: exit code 1", "known by  rank 0, which says: rank 1 has already left the group",
-                             "  | train_fashion_mnist: data folder 'nowhere' is not there"], seconds=SOON / 2)
+                             "  | train_fashion_mnist: data folder 'nowhere' does not exist"], seconds=SOON / 2)
         self.assertNotIn("asked to stop", said)
 
     def test_a_rank_that_is_killed_is_named_with_the_signal(self):

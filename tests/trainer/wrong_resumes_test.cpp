@@ -256,7 +256,7 @@ Programs of_states() {
   };
   const auto adam_refuses = [](const std::string& what) { return "the state does not fit the optimizer ... " + what; };
   const auto loader = [](const std::string& what) {
-    return cannot_resume("`loader`: the checkpoint is from a DataLoader " + what);
+    return cannot_resume("`loader`: the checkpoint was saved by a DataLoader " + what);
   };
   return {
       {"dataset_size", loader("whose dataset_size was 24, not 30"), [](Wrong& w) { w.loaders({}, {}, 24, 30); }},
