@@ -92,8 +92,9 @@ void check_equal_on_all_ranks(const Group& group, const NamedTensors& tensors) {
   const std::string found = "the replicas have diverged: " + difference;
   own_page().fail(RankFailure::kDiverged, -1, found);
   throw Error(found +
-              ". Every rank must change the model in the same way; broadcast_parameters() sets all to one rank's, "
-              "average_parameters() to the mean.");
+              ". Every rank must change the model in the same way. To make the replicas equal again, call "
+              "broadcast_parameters(), which sets all of them to one rank's, or average_parameters(), which sets them "
+              "to the mean.");
 }
 
 }  // namespace lockstep

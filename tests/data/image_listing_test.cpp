@@ -51,7 +51,7 @@ TEST_F(ImageListing_, RefusesWhatWouldBeMissing) {
   fs::create_directories(folder_.path() / "dog");
   expect_parts({"dog: expected images of this class"});
   add("dog/2.webp");
-  expect_parts({"dog/2.webp: expected JPEG or PNG images; convert it"});
+  expect_parts({"dog/2.webp: expected a JPEG or PNG image; convert"});
   fs::remove(folder_.path() / "dog/2.webp");
   add("dog/2.png");
   EXPECT_EQ(failure(), "");

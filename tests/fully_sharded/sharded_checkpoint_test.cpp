@@ -239,7 +239,7 @@ TEST(ShardedCheckpoint, IsRefusedWhereItWouldBeWhole) {
       }
       return std::string("nothing");
     };
-    EXPECT_NE(said([&] { (void)optimizer_state_dict(optimizer); }).find("save it by a Checkpointer"),
+    EXPECT_NE(said([&] { (void)optimizer_state_dict(optimizer); }).find("save it with a Checkpointer"),
               std::string::npos);
   });
 }

@@ -97,7 +97,7 @@ def other_reducers(rank, size):
     wrapped = DistributedDataParallel(model)
     raises(TypeError, "is a DistributedDataParallel, which averages the gradients itself", lockstep.attach, wrapped)
     raises(TypeError, "its layer 1 is a DistributedDataParallel", lockstep.attach, nn.Sequential(nn.ReLU(), wrapped))
-    raises(RuntimeError, "are averaged by torch's DistributedDataParallel", lockstep.attach, model)
+    raises(RuntimeError, "are already averaged by torch's DistributedDataParallel", lockstep.attach, model)
     expected = mean_gradients(model, 0, size)
     model.zero_grad()
     backward(wrapped, 0, rank)

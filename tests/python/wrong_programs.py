@@ -37,14 +37,14 @@ def attached(group, model=None, **options):
 
 def a_layer_of_an_attached_module(rank, size, group):
     model, _ = attached(group)
-    raises(RuntimeError, "parameter weight is attached to a Replica already", lockstep.attach, model[0], group)
+    raises(RuntimeError, "parameter weight is already attached to a Replica", lockstep.attach, model[0], group)
 
 
 def a_module_that_shares_a_weight(rank, size, group):
     model, _ = attached(group)
     other = nn.Sequential(nn.Linear(20, 300))
     other[0].weight = model[0].weight
-    raises(RuntimeError, "parameter 0.weight is attached to a Replica already", lockstep.attach, other, group)
+    raises(RuntimeError, "parameter 0.weight is already attached to a Replica", lockstep.attach, other, group)
 
 
 def a_class_and_no_module(rank, size, group):

@@ -40,7 +40,7 @@ constexpr const char* kTwice =
     "GradScaler: {all} gave scale() what was computed from a loss that scale() had scaled already, ";
 constexpr const char* kWaits = " while the gradients of 1 backward pass of accumulate() wait in .grad, ";
 constexpr const char* kClipped =
-    "clip_grad_norm: the gradients still have the scale of a GradScaler, and so would their norm; call ";
+    "clip_grad_norm: the gradients still have the scale of a GradScaler, so their norm would have it, too; call ";
 constexpr const char* kBeside =
     "GradScaler: {all} added something without scale() to a loss that scale() had scaled, in 1 backward pass, so ";
 constexpr const char* kCleared =
