@@ -90,9 +90,9 @@ std::vector<torch::optim::OptimizerParamGroup> FullySharded::parts_of(
                     " is in the parameter groups twice, or requires no grad");
         tensor = parameter.part;
       }
-    TORCH_CHECK(
-        left.empty(), "FullyShardedDataParallel: parameter ", left.empty() ? "" : (*left.begin())->name,
-        " is trained by the model and in none of the parameter groups; put all that the model trains into groups");
+    TORCH_CHECK(left.empty(), "FullyShardedDataParallel: parameter ", left.empty() ? "" : (*left.begin())->name,
+                " is trained by the model and in none of the parameter groups; put all parameters that the model "
+                "trains into groups");
   });
   return result;
 }
