@@ -131,7 +131,7 @@ TourCommand::TourCommand(CLI::App& app)
 int TourCommand::run() const {
   const std::string launcher = own_program(), program = find_program(launcher);
   const std::string folder = folder_.empty() ? new_folder() : folder_;
-  if (fs::exists(folder)) throw LaunchError(kExitStorage, folder + " is there already; give the name of a new folder");
+  if (fs::exists(folder)) throw LaunchError(kExitStorage, folder + " already exists; give the name of a new folder");
   const std::vector<std::string> words = {"run", "-n",        "2",    "--elastic", "1:3",  "--virtual-ranks",
                                           "6",   "--run-dir", folder, "--",        program};
   say("two ranks fit a small network to a curve. Their number may change between 1 and 3; each step has six parts,\n"

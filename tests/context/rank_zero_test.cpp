@@ -85,8 +85,9 @@ TEST_P(RankZero, WhatRankZeroThrowsAllThrow) {
     const auto fail = [](const Group& group) {
       return failure([&] { from_rank_zero(group, []() -> int64_t { throw Error("no such file"); }); });
     };
-    EXPECT_EQ(fail(context.group()),
-              context.rank() == 0 ? "no such file" : "rank 0 failed in what it does for all ranks: no such file");
+    EXPECT_EQ(fail(context.group()), context.rank() == 0
+                                         ? "no such file"
+                                         : "rank 0 failed in the function that it runs for all ranks: no such file");
     EXPECT_EQ(from_rank_zero(context.group(), [] { return 1; }), 1);  // the group is as good as before
   });
 }

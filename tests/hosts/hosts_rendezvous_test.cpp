@@ -263,7 +263,7 @@ TEST(HostsRendezvous, AMachineThatComesTwiceOrTooLateIsToldWhy) {
   Launched again(rendezvous.options(2, 1, command));
   const auto result = again.wait();
   EXPECT_EQ(result.exit_code, 46);
-  EXPECT_TRUE(contains(result.err, "has its node 1 already")) << result.err;
+  EXPECT_TRUE(contains(result.err, "already has a node 1 already")) << result.err;
   ::kill(first.pid(), SIGINT);
   EXPECT_EQ(first.wait().exit_code, 130);
   EXPECT_EQ(second.wait().exit_code, 130);
@@ -275,7 +275,7 @@ TEST(HostsRendezvous, AMachineThatDoesNotComeIsNamed) {
   Launched first(rendezvous.options(2, 0, {"true"}), hurry);
   const auto result = first.wait();
   EXPECT_EQ(result.exit_code, 46);
-  EXPECT_TRUE(contains(result.err, "node 1 of 2 machines did not come within 1 s")) << result.err;
+  EXPECT_TRUE(contains(result.err, "node 1 of 2 machines did not arrive within 1 s")) << result.err;
   Launched second(rendezvous.options(2, 1, {"true"}), hurry);
   const auto other = second.wait();
   EXPECT_EQ(other.exit_code, 46);

@@ -168,7 +168,7 @@ class BadInput(ProgramTest):
         for words, code, part in ((["rnu"], 2, "unknown command 'rnu'"), (["report", "--foo"], 2, "has no option --foo"),
                                   (["inspect"], 2, "FILE is required"), (["inspect", "missing.pt"], 49, "cannot read missing.pt"),
                                   (["report", "missing"], 49, "there is no folder missing"),
-                                  (["status", "missing"], 49, "no run is going on in this folder")):
+                                  (["status", "missing"], 49, "no run is active in this folder")):
             said = self.refused([LOCKSTEP, *words], code, [part])
             self.assertRegex(said.splitlines()[-1], EXPLAIN)
         said = self.refused(self.train("--ranks", "x"), 2, ["it got 'x'"])
@@ -306,8 +306,8 @@ class BadInput(ProgramTest):
     def test_ranks_that_never_come_are_named(self):
         for name, variables in self.worlds_of_three():
             with self.subTest(name):
-                self.ranks_that_wait(variables, {0: ["after 2 s 2 of 3 ranks are there, missing 1"],
-                                                 2: ["after 2 s 2 of 3 ranks are there, missing 1"]}, 46)
+                self.ranks_that_wait(variables, {0: ["after 2 s 2 of 3 ranks had joined, missing rank 1"],
+                                                 2: ["after 2 s 2 of 3 ranks had joined, missing rank 1"]}, 46)
 
     def test_a_rank_0_that_never_comes_is_named(self):
         for name, variables in self.worlds_of_three():
