@@ -28,7 +28,7 @@ Options complete(const char* function, const char* type, const Options& given) {
   Options options{};
   if (given.size < sizeof options.size || given.size > 4096)
     refuse(function, "options->size is " + std::to_string(given.size) + "; set it to sizeof(" + type +
-                         "), and the rest to zero or to what you want");
+                         "), and the other fields to zero or to the values you want");
   std::memcpy(&options, &given, std::min(given.size, sizeof options));
   return options;
 }

@@ -17,14 +17,14 @@ void test_handles(lockstep_group* world) {
   CHECK(request == NULL && values[2] == 3 * size);
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "the request is null", lockstep_wait(&request, -1));
   request = copy;
-  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "waited for already", lockstep_wait(&request, -1));
-  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "waited for already", lockstep_test(copy, &done));
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "already been waited for", lockstep_wait(&request, -1));
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "already been waited for", lockstep_test(copy, &done));
   for (i = 0; i < kRequests; ++i) { /* however many come later, none has the handle of an earlier one */
     values[0] = 1;
     OK(lockstep_all_reduce(part, values, values, 1, LOCKSTEP_INT32, LOCKSTEP_SUM, &request));
     CHECK(request != copy);
     stale = copy;
-    REFUSED(LOCKSTEP_INVALID_ARGUMENT, "waited for already", lockstep_wait(&stale, -1));
+    REFUSED(LOCKSTEP_INVALID_ARGUMENT, "already been waited for", lockstep_wait(&stale, -1));
     OK(lockstep_wait(&request, -1));
     CHECK(values[0] == size);
   }

@@ -318,8 +318,7 @@ TEST(WrongFullySharded, APartOfTheLossThatIsNotScaled) {
         GradScaler scaler;
         Training training(context);
         loss(training, training.model(text_of(0, 0)), scaler).backward();
-        expect(told([&] { scaler.step(training.optimizer); }),
-               "added something without scale() to a loss that scale()");
+        expect(told([&] { scaler.step(training.optimizer); }), "added a value without scale() to a loss that scale()");
       });
 }
 

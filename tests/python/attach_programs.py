@@ -280,7 +280,7 @@ def lifetimes(rank, size):
     model = None
     gc.collect()
     assert replica.module is None
-    raises(RuntimeError, "the module that this replica was attached to is gone", replica.refresh)
+    raises(RuntimeError, "the module of this replica was destroyed", replica.refresh)
     replica = None
     gc.collect()
     (weight * rank).sum().backward()

@@ -62,7 +62,7 @@ def no_rank_of_the_group(rank, size, group):
         model, replica = attached(first)
         assert (replica.rank, replica.world_size) == (0, 1)
     else:
-        raises(ValueError, "this process is no rank of the group", lockstep.attach, network(), first)
+        raises(ValueError, "this process is not a rank of the group", lockstep.attach, network(), first)
 
 
 def names_in_one_string(rank, size, group):

@@ -26,7 +26,7 @@ void test_refusals(lockstep_train_world* world, const char* folder) {
   bad = good.input, bad.dtype = 99;
   STEP("inputs[0].dtype is 99", &bad, 1);
   bad = good.input, bad.shape = kBadShape;
-  STEP("sizes are not negative", &bad, 1);
+  STEP("sizes must not be negative", &bad, 1);
   bad = good.input, bad.shape = kHuge;
   STEP("more than memory can hold", &bad, 1);
   bad = good.input, bad.dtype = LOCKSTEP_INT64;
@@ -86,7 +86,7 @@ void test_files(lockstep_train_world* world, const char* folder) {
   snprintf(other, sizeof other, "%s/late", folder);
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "resume before its first step", lockstep_train_resume(model, other, NULL));
   OK(lockstep_train_save_checkpoint(model, other));
-  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "a model has one folder", lockstep_train_save_checkpoint(model, folder));
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "a model has only one folder", lockstep_train_save_checkpoint(model, folder));
 }
 
 void test_settings(lockstep_train_world* world, const char* folder) {

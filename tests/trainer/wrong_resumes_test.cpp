@@ -312,7 +312,7 @@ Programs of_states() {
          w.save([&](Checkpointer& to) { to.add("schedule", first); });
          w.resume([&](Checkpointer& to) { to.add("schedule", second); });
        }},
-      {"decays", cannot_resume("`ema`: the state has averages of the decays [0.9], not of [0.99]"),
+      {"decays", cannot_resume("`ema`: the state has averages with the decays [0.9], not of [0.99]"),
        [](Wrong& w) {
          Ema first(*w.net, {.decays = {0.9}}), second(*w.net, {.decays = {0.99}});
          w.save([&](Checkpointer& to) { to.add("ema", first); });

@@ -151,7 +151,7 @@ void Perplexity::append_values(const std::string& name, MetricValues& values) co
 // ---- Metrics ----
 
 void Metrics::insert(const std::string& name, std::unique_ptr<Metric> metric) {
-  for (const auto& [other, there] : metrics_) TORCH_CHECK(other != name, "Metrics: `", name, "` is there already");
+  for (const auto& [other, there] : metrics_) TORCH_CHECK(other != name, "Metrics: `", name, "` was already added");
   metrics_.emplace_back(name, std::move(metric));
 }
 
@@ -212,7 +212,7 @@ void Metrics::reduce(const Group& group, bool failed) {
   for (size_t rank = 0; rank < ranks; ++rank)
     if (numbers[rank] == kFailed)
       throw Error("rank " + std::to_string(group.rank()) + ": the metrics cannot be reduced, because rank " +
-                  std::to_string(rank) + " failed before; its own message says why");
+                  std::to_string(rank) + " failed before; see its own message for the reason");
   if (std::any_of(numbers.begin(), numbers.begin() + group.world_size(), [&](double n) { return n != numbers[0]; }))
     throw Error("the metrics cannot be reduced, because ranks count different things: " +
                 first_difference("metric", group.all_gather_bytes(counted)) +
@@ -271,7 +271,7 @@ EvaluationMode::~EvaluationMode() {
 
 void detail::check_evaluation(const LoaderBase& loader, const Group& group) {
   TORCH_CHECK(loader.options().exactly_once,
-              "evaluate: this loader repeats samples where ranks are short of one; make it with exactly_once = true");
+              "evaluate: this loader repeats samples to give all ranks equally many; make it with exactly_once = true");
   TORCH_CHECK(loader.world_size() == group.world_size() && loader.rank() == group.rank(),
               "evaluate: the loader is rank ", loader.rank(), " of ", loader.world_size(), ", the group's is ",
               group.rank(), " of ", group.world_size());
