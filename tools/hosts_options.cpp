@@ -44,7 +44,8 @@ void HostsOptions::add_to(CLI::App& app) {
       ->type_name("NODE1:4,NODE2:4");
   app.add_option("--hostfile", hostfile_, "The same from a file, as mpirun has it: a line `node1 slots=4` for each")
       ->type_name("FILE");
-  app.add_option("--launch-command", launch_command_, "What starts an agent on {host}; the agent's own command follows")
+  app.add_option("--launch-command", launch_command_,
+                 "The command that starts an agent on {host}; the agent's own command follows it")
       ->type_name("TEMPLATE")
       ->default_str(hosts::kDefaultLaunchCommand);
   app.add_option("--interface", interface_,

@@ -149,8 +149,8 @@ int TourCommand::run() const {
   std::cout << "$ kill -9 " << victim << std::endl;
   ::kill(victim, SIGKILL);
 
-  wait_for(child, folder, "it went on after the kill", at_step(400, 1));
-  say("the run goes on. It shall have three ranks: all save after the same step, leave, and three go on.");
+  wait_for(child, folder, "it continued after the kill", at_step(400, 1));
+  say("the run continues. Now it is to have three ranks: all save after the same step and leave, and three continue.");
   const Captured resized = capture({launcher, "resize", folder, "3"}, kPatience);
   show({"resize", folder, "3"}, resized.out + resized.err);
   if (resized.exit_code != 0) throw LaunchError(kExitHang, "the number of ranks did not change: " + resized.failure);
@@ -165,7 +165,7 @@ int TourCommand::run() const {
   show({"report", folder}, page + "\n");
   say("open " + page +
       " in a browser: the loss, and under `starts` the kill, the resize, and the steps that were lost.\n"
-      "The logs of all ranks lie beside it. The program is tools/tour_rank.cpp in the sources.");
+      "The logs of all ranks are beside it. The program is tools/tour_rank.cpp in the sources.");
   return std::cout.good() ? kExitOk : kExitStorage;
 }
 

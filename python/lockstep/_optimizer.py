@@ -41,8 +41,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self._check_arguments(replica, options)
         if isinstance(optimizer, torch.optim.Optimizer):
             if options:
-                raise TypeError(f"ZeroRedundancyOptimizer: {', '.join(options)} given beside an optimizer; give options "
-                                "to that one, or pass its class")
+                raise TypeError(f"ZeroRedundancyOptimizer: {', '.join(options)} given together with an optimizer; give the options to that "
+                                "optimizer, or pass its class")
             inner = optimizer
         else:
             self._check(optimizer)
@@ -82,7 +82,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             return
         if any(id(parameter) in self._ids for group in other.param_groups for parameter in group["params"]):
             raise RuntimeError(f"{type(other).__name__}.step(): its parameters are stepped by another optimizer, a lockstep.ZeroRedundancyOptimizer. "
-                               "While that one exists, .grad holds this rank's own gradients. Step that one; or delete it, and all that holds it (such as a scheduler), before the backward whose gradients this one is to step")
+                               "While that one exists, .grad holds this rank's own gradients. Step that one; or delete it, and all that "
+                               "holds it (such as a scheduler), before the backward whose gradients this one is to step")
 
     @staticmethod
     def _check(kind: Any) -> None:
@@ -118,7 +119,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict) -> None:
         if self._stepper is not None:
-            raise RuntimeError("ZeroRedundancyOptimizer: its parameters lie in memory that all ranks share; make another optimizer with the new group, and load this one's state_dict()")
+            raise RuntimeError("ZeroRedundancyOptimizer: its parameters lie in memory that all ranks share; make another optimizer with "
+                               "the new group, and load this one's state_dict()")
         super().add_param_group(param_group)
 
     def _pull(self) -> None:

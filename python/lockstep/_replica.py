@@ -337,7 +337,8 @@ def _refuse_wrapping(module: torch.nn.Module) -> None:
     for replica in list(_replicas):
         for name, tensor in replica._trained():
             if id(tensor) in taken:
-                raise RuntimeError(f"DistributedDataParallel: parameter {name} is already averaged over the ranks by lockstep.attach(); use one of the two: leave DistributedDataParallel out, or detach() the Replica first")
+                raise RuntimeError(f"DistributedDataParallel: parameter {name} is already averaged over the ranks by lockstep.attach(); "
+                                   "use one of the two: leave DistributedDataParallel out, or detach() the Replica first")
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

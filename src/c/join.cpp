@@ -163,7 +163,7 @@ lockstep_group* split(GroupState& whole, int color, int key) {
 
 void leave(lockstep_group* group) {
   const std::shared_ptr<GroupState> state = std::exchange(group->state, nullptr);
-  if (state == nullptr) refuse("lockstep_leave", "this rank has left the group already");
+  if (state == nullptr) refuse("lockstep_leave", "this rank has already left the group");
   if (state->is_world && holder.load() == ::getpid()) {
     own_page().set_phase(RankStatus::Phase::kLeft);
     holder = 0;

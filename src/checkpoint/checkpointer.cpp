@@ -243,7 +243,7 @@ Checkpointer& Checkpointer::add(const std::string& name, Part part, Scope scope)
                   name != kAccumulationKey && !name.empty(),
               "Checkpointer: a part cannot be called `", name, "`, a name that the file reserves; choose another");
   for (const auto& known : state_->parts)
-    TORCH_CHECK(known.name != name, "Checkpointer: there is already a part called `", name, "`; choose another name");
+    TORCH_CHECK(known.name != name, "Checkpointer: a part already has the name `", name, "`; choose another name");
   TORCH_CHECK(part.save && part.load, "Checkpointer: part `", name, "` must have both functions, save and load");
   state_->parts.push_back({name, std::move(part), scope});
   return *this;

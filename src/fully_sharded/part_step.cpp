@@ -95,10 +95,9 @@ std::string PartStep::trouble() const {
   for (const auto& group : optimizer_->param_groups())
     for (const at::Tensor& part : group.params())
       if (!states_.has(part))
-        return c10::str(
-            "FullyShardedDataParallel: the optimizer has a tensor of ", part.sizes(),
-            " that is no part of the model, as add_param_group() gives it; give all parameter groups to the "
-            "constructor of the optimizer");
+        return c10::str("FullyShardedDataParallel: the optimizer has a tensor of ", part.sizes(),
+                        " that is not part of the model, as after add_param_group(); give all parameter groups to the "
+                        "constructor of the optimizer");
   return events_.trouble();
 }
 

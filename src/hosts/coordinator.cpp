@@ -335,7 +335,7 @@ void Coordinator::end(int exit_code) {
   over_ = true;
   const std::string text = exit_code == kExitOk ? ""
                                                 : "the run has ended with exit code " + std::to_string(exit_code) +
-                                                      "; the output of its coordinator says why";
+                                                      "; see the output of its coordinator for the reason";
   PollSet polled;
   const Deadline deadline(kFarewell);
   for (Node& node : nodes_)

@@ -47,7 +47,8 @@ TEST(HostsRendezvous, AllMachinesEndWithTheRunsExitCode) {
   EXPECT_TRUE(contains(result.err, "rank 1 of 2 failed first: exit code 3")) << result.err;
   const auto other = second.wait();
   EXPECT_EQ(other.exit_code, 40);
-  EXPECT_TRUE(contains(other.err, "the run has ended with exit code 40; the output of its coordinator says why"));
+  EXPECT_TRUE(
+      contains(other.err, "the run has ended with exit code 40; see the output of its coordinator for the reason"));
 }
 
 TEST(HostsRendezvous, AMachineWithoutItsCoordinatorEndsItsRanks) {

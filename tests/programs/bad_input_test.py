@@ -261,7 +261,7 @@ class BadInput(ProgramTest):
             self.refused(self.train("--resume", broken), 1, ["cannot load " + broken])
         with open(broken, "wb") as file:
             file.write(whole.replace(b'"epochs_done":"1"', b'"epochs_done":"x"'))
-        self.program_refuses([f"cannot resume from {broken}: it is no checkpoint of this program", "epochs_done"], "--resume", broken, code=40)
+        self.program_refuses([f"cannot resume from {broken}: it is not a checkpoint of this program", "epochs_done"], "--resume", broken, code=40)
 
     # ---- ranks that cannot find each other ----
 

@@ -332,7 +332,7 @@ def a_step_without_backward(rank, size, group):
 def optimizers_that_are_not_known(rank, size, group):
     model, replica = attached(group)
     raises(TypeError, "not Adagrad", lambda: lockstep.ZeroRedundancyOptimizer(replica, torch.optim.Adagrad, lr=1e-2))
-    raises(TypeError, "given beside an optimizer",
+    raises(TypeError, "given together with an optimizer",
            lambda: lockstep.ZeroRedundancyOptimizer(replica, torch.optim.SGD(model.parameters(), 0.1), lr=0.1))
     raises(RuntimeError, "5.bias", lambda: lockstep.ZeroRedundancyOptimizer(replica, torch.optim.SGD(list(model.parameters())[:-1], 0.1)))
     raises(ValueError, "maximize", lambda: lockstep.ZeroRedundancyOptimizer(replica, torch.optim.SGD, lr=0.1, maximize=True))

@@ -147,8 +147,8 @@ void test_handles(lockstep_train_world* world, const char* folder) {
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "world is null", lockstep_train_join(NULL, NULL));
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "the model is null", lockstep_train_steps(NULL, &steps));
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "steps is null", lockstep_train_steps(model, NULL));
-  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "this is no model", lockstep_train_steps((lockstep_train_model*)world, &steps));
-  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "this is no model", lockstep_train_steps((lockstep_train_model*)&steps, &steps));
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "this is not a model", lockstep_train_steps((lockstep_train_model*)world, &steps));
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "this is not a model", lockstep_train_steps((lockstep_train_model*)&steps, &steps));
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "parameters is null", lockstep_train_attach(world, NULL, NULL, 1, 0, &replica));
   OK(lockstep_train_free(model));
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "freed", lockstep_train_free(model));

@@ -96,7 +96,7 @@ Schedule momentum_at(int64_t at, double momentum) {
 Schedule one_cycle(int64_t steps = 100) { return one_cycle_lr({.total_steps = steps}); }
 
 Programs of_two_schedulers() {
-  const std::string since = "LRScheduler: another LRScheduler was made for this optimizer since ... sequential_lr()";
+  const std::string since = "LRScheduler: another LRScheduler was made for this optimizer later ... sequential_lr()";
   const std::string changed =
       "LRScheduler: another LRScheduler has set the learning rates ... sequential_lr() or warm_up()";
   return {

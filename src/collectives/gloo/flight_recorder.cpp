@@ -153,7 +153,7 @@ std::string FlightRecorder::departure(const Dumps& dumps, const Entry& entry) co
     const std::string text = "rank " + std::to_string(rank) + " has already left the group, but rank " +
                              std::to_string(rank_) + " called operation " + std::to_string(entry.number) + ", " +
                              entry.shown() + "; " + last +
-                             (left_it ? ", for which it did not wait. Wait for every Work before the group is left."
+                             (left_it ? ", for which it did not wait. Wait for every Work before you leave the group."
                                       : ". All ranks must call the same operations.");
     own_page().fail(RankFailure::kPeer, dump->launched, text);
     return text;

@@ -124,7 +124,8 @@ void Mean::update(double value, int64_t weight) {
 
 void Mean::update(const at::Tensor& value, int64_t weight) {
   TORCH_CHECK(weight >= 0, "Mean: the weight is ", weight, ", expected none below 0");
-  TORCH_CHECK(value.defined(), "Mean: the value is an undefined tensor; was it moved from, or never computed?");
+  TORCH_CHECK(value.defined(),
+              "Mean: the value is an undefined tensor; check whether it was moved from or never computed");
   TORCH_CHECK(!value.is_complex(), "Mean: the value is a complex number; pass its real part, or its absolute value");
   const at::NoGradGuard no_grad;
   if (value.numel() == 0 || weight == 0) {

@@ -155,7 +155,7 @@ std::string Verdict::text(const World& world) const {
       const bool left_it = sequence != 0 && world.control(culprit).closed.load(std::memory_order_acquire) > sequence;
       return other + " has already left the group, but " + who + " called " + where + "; " +
              last_announced(world, culprit) +
-             (left_it               ? ", for which it did not wait. Wait for every Work before the group is left."
+             (left_it               ? ", for which it did not wait. Wait for every Work before you leave the group."
               : of_messages.empty() ? ". All ranks must call the same operations."
                                     : "." + of_messages);
     }
