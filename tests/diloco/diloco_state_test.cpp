@@ -170,7 +170,7 @@ TEST(DiLoCoState, StatesOfOtherModelsOrOptionsAreRefused) {
     EXPECT_EQ(refused(state, fragments.diloco),
               "the state of DiLoCo has other fragments; set DiLoCoOptions::fragments as in the run that saved it");
     Training feedback(context, {.sync_every = 6, .fragments = 3});
-    EXPECT_NE(refused(state, feedback.diloco).find("has [133] as `rest`, and nothing is expected"), std::string::npos);
+    EXPECT_NE(refused(state, feedback.diloco).find("has [133] as `rest`, and nothing was expected"), std::string::npos);
     DiLoCoOptions changed = kOptions[1];
     changed.sync_every = 9;
     Training rarer(context, changed);

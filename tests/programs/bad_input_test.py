@@ -80,7 +80,7 @@ class BadInput(ProgramTest):
 
     def test_a_missing_file(self):
         os.remove(self.path("data", "t10k-labels-idx1-ubyte"))
-        self.program_refuses(["holds neither t10k-labels-idx1-ubyte nor t10k-labels-idx1-ubyte.gz", self.data, "apt-get install"])
+        self.program_refuses(["contains neither t10k-labels-idx1-ubyte nor t10k-labels-idx1-ubyte.gz", self.data, "apt-get install"])
 
     def replace(self, name, content, suffix=""):
         """Changes one of the data files; returns its new path."""
