@@ -94,7 +94,7 @@ class StepperOf final : public Stepper {
   void step(const std::vector<py::dict>& options) override {
     auto& groups = optimizer_.param_groups();
     TORCH_CHECK(options.size() == groups.size(), "ZeroRedundancyOptimizer was made for ", groups.size(),
-                " parameter groups, and now there are ", options.size(), "; make it anew");
+                " parameter groups, and now there are ", options.size(), "; make a new one");
     for (size_t i = 0; i < options.size(); ++i) take(static_cast<Options&>(groups[i].options()), options[i]);
     const py::gil_scoped_release unlocked;
     optimizer_.step();

@@ -33,7 +33,7 @@ EngineFactories factories_of(std::chrono::milliseconds timeout) {
   };
   factories.device = [](c10::DeviceType device, const auto&, int, int) -> c10::intrusive_ptr<c10d::Backend> {
     TORCH_CHECK(false, "lockstep.attach() trains modules on the CPU, and a parameter is on ", device,
-                "; use torch's DistributedDataParallel for it");
+                "; use torch's DistributedDataParallel for such modules");
   };
   return factories;
 }

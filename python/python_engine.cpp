@@ -55,7 +55,7 @@ c10::intrusive_ptr<c10d::Backend> make_engine(const Store& store, int rank, int 
   const auto found = shm_engine::agree_on_generation(*store, rank, world_size, timeout);
   if (!found.missing.empty())
     throw Error("rank " + std::to_string(found.missing.front()) +
-                " did not come to form the group; see its output for why");
+                " did not join the new group; see its output for the reason");
   // Also where each rank has a machine to itself: over Gloo alone each would hold a slice of an optimizer's state, and
   // state_dict() would be something that every rank calls.
   constexpr int kAnyPort = 9;  // nothing is sent there

@@ -58,7 +58,7 @@ void PythonModule::look() {
 NamedTensors PythonModule::list(const char* method) const {
   const py::gil_scoped_acquire lock;
   const py::object module = module_();
-  TORCH_CHECK(!module.is_none(), "the module that this replica was attached to is gone; attach to the new one");
+  TORCH_CHECK(!module.is_none(), "the module of this replica was destroyed; attach to the new one");
   NamedTensors tensors;
   std::unordered_set<const c10::TensorImpl*> seen;  // a tensor that several layers share is listed once
   for (const py::handle& item : module.attr(method)()) {

@@ -23,8 +23,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 14> kPhrases
     {"DistributedDataParallel attaches to it or refresh() is called", "attach() or refresh() is called"},
     {"after DistributedDataParallel attached", "after attach()"},
     {"without DistributedDataParallel", "without attach()"},
-    {"attached to a DistributedDataParallel already; destroy that one first",
-     "attached to a Replica already; detach() that one first"},
+    {"already attached to a DistributedDataParallel; destroy that one first",
+     "already attached to a Replica; detach() that one first"},
     {" (c10d::Reducer)", ""},
     {"that DistributedDataParallel follows", "that a Replica follows"},
 }};

@@ -22,7 +22,7 @@ std::string DescribingCommands::script(const std::vector<CommandText>& commands)
   if (shell_ == "bash") return bash_completion(commands);
   if (shell_ == "zsh") return zsh_completion(commands);
   if (shell_ == "fish") return fish_completion(commands);
-  throw LaunchError(kExitBadCommandLine, "there are completions for bash, zsh and fish; not for '" + shell_ + "'" +
+  throw LaunchError(kExitBadCommandLine, "there are completions for bash, zsh and fish, not for '" + shell_ + "'" +
                                              did_you_mean(shell_, {"bash", "zsh", "fish"}));
 }
 

@@ -48,10 +48,10 @@ void judge_machine(const Json& machine, std::vector<Finding>& findings) {
   const Json& limits = machine["limits"];
   if (limits["descriptors"]["hard"].is_number() && limits["descriptors"]["hard"] < kFewDescriptors)
     findings.push_back({Level::kWarning, "a process may open only " + limits["descriptors"]["hard"].dump() + " files",
-                        "the launcher needs 5 a rank; raise ulimit -n"});
+                        "the launcher needs 5 per rank; raise ulimit -n"});
   if (limits["file_bytes"]["soft"].is_number())
     findings.push_back({Level::kWarning, "files may hold only " + limits["file_bytes"]["soft"].dump() + " bytes",
-                        "checkpoints and logs are cut off there; raise ulimit -f"});
+                        "larger checkpoints and logs are cut off; raise ulimit -f"});
   if (limits["address_space_bytes"]["soft"].is_number())
     findings.push_back({Level::kWarning, "a process may map only " + gib(limits["address_space_bytes"]["soft"]),
                         "shared memory reserves address space beyond what it uses; raise ulimit -v"});
@@ -143,9 +143,9 @@ std::vector<Finding> compare_bits(const Json& facts, const Json& other) {
   compare("its instruction set", torch(facts, "cpu_capability"), torch(other, "cpu_capability"));
   for (const char* name : {"ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA"})
     compare(name, mine[name], theirs.value(name, Json()));
-  return {{Level::kNote, "the other machine gives other bits in " + list(differ),
+  return {{Level::kNote, "the other machine gives different bits in " + list(differ),
            (advice.empty() ? "the processors are of different kinds" : advice) +
-               ". Runs that must be exact stay on one kind, or set ATEN_CPU_CAPABILITY=avx2, MKL_CBWR=AVX2,STRICT and "
+               ". Keep runs that must be exact on one kind, or set ATEN_CPU_CAPABILITY=avx2, MKL_CBWR=AVX2,STRICT and "
                "ONEDNN_MAX_CPU_ISA=AVX2 on both"}};
 }
 
@@ -213,7 +213,7 @@ std::string format_diagnosis(const Json& facts, const std::vector<Finding>& find
     line("bandwidth", describe_all_reduce(probe["all_reduce"]));
     line("bits", describe_bits(probe["bits"]));
   } else if (facts["probe_missing"] == true) {
-    line("LibTorch", "not looked at (see the note)");
+    line("LibTorch", "not checked (see the note)");
   }
   if (findings.empty()) text += "  findings    none\n";
   for (const Finding& finding : findings)

@@ -40,7 +40,7 @@ Json run_probe(const std::string& launcher, const std::string& probe, const std:
   fs::remove_all(folder, ignored);
   Json found = Json::parse(said.out, nullptr, false);
   if (said.exit_code == 0 && found.is_object()) return found;
-  failure = !said.failure.empty() ? said.failure : said.err.empty() ? "it said '" + said.out + "'" : said.err;
+  failure = !said.failure.empty() ? said.failure : said.err.empty() ? "it printed '" + said.out + "'" : said.err;
   return Json();
 }
 
@@ -58,11 +58,11 @@ void ask_probe(const std::string& launcher, Json& facts) {
   const std::string probe = find_probe(launcher);
   if (probe.empty()) {
     facts["probe_missing"] = true;
-    facts["probe_failure"] = std::string("what needs LibTorch was not looked at: ") + kProbe + " is neither beside " +
-                             launcher + " nor in ../libexec/lockstep";
+    facts["probe_failure"] = std::string("the checks that need LibTorch were left out: ") + kProbe +
+                             " is neither beside " + launcher + " nor in ../libexec/lockstep";
     facts["probe_advice"] =
-        "nothing is wrong with that: packages do not have it, because it links one machine's LibTorch by its path. "
-        "The doctor of a build folder has it (build/bin/lockstep doctor), and `cmake --install` installs it";
+        "this is not an error: packages leave it out, because it links one machine's LibTorch by its path. The doctor "
+        "of a build folder has it (build/bin/lockstep doctor), and `cmake --install` installs it";
     return;
   }
   std::string failure;

@@ -91,7 +91,7 @@ LinkFindings judge_links(const std::string& found, const std::vector<std::string
     const auto cannot = [&](const std::string& from, const std::string& to, const char* field) {
       if (link.contains(field))
         findings.broken.push_back(from + " cannot connect to " + to + ": " + printable(link[field].get<std::string>()) +
-                                  "; let TCP connections between them through their firewalls, on all ports");
+                                  "; allow TCP connections between them in their firewalls, on all ports");
     };
     cannot(low, high, "low_cannot_reach_high");
     cannot(high, low, "high_cannot_reach_low");
@@ -104,7 +104,7 @@ LinkFindings judge_links(const std::string& found, const std::vector<std::string
     if (const double ahead = link.value("clock_ahead_s", 0.0); std::abs(ahead) > kMostClockError_s)
       findings.slow.push_back(
           (ahead > 0 ? high : low) + formatted(" has a clock that is %.1f s ahead of ", std::abs(ahead)) +
-          (ahead > 0 ? low : high) + "'s: times in their logs do not fit together; let NTP set both");
+          (ahead > 0 ? low : high) + "'s, so times in their logs do not match; synchronise both by NTP");
   }
   return findings;
 }
@@ -121,7 +121,7 @@ int DoctorHosts::run(bool json) const {
   const auto machines = hosts_ ? hosts::parse_hosts(*hosts_, 1) : hosts::read_hostfile(*hostfile_, 1);
   if (machines.size() < 2 || machines.size() > kMostMachines)
     throw LaunchError(kExitBadCommandLine, "lockstep doctor takes 2 to " + std::to_string(kMostMachines) +
-                                               " machines, since it measures links");
+                                               " machines, because it measures links");
   std::vector<std::string> names;
   for (const hosts::Host& host : machines) names.push_back(printable(host.name));
   std::error_code ignored;

@@ -187,7 +187,7 @@ std::string explain_words(const ErrorPageText& page, const std::vector<std::stri
     }
     if (texts.size() == 1) return texts[0];
     if (texts.empty()) continue;
-    std::string list = "Several fit; ask for one of them by more words, or by its exit code:\n\n";
+    std::string list = "Several sections match; give more words of one, or its exit code:\n\n";
     for (const std::string& title : titles)
       list += "  " + wrapped(without_links(page, title), columns, kIndent, 2 * kIndent) + "\n";
     return list;

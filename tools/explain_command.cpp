@@ -14,13 +14,13 @@ constexpr size_t kShownOfQuery = 80;
 
 /// The message for a query that nothing on the page matches.
 std::string refusal(const std::string& query) {
-  if (query == "0") return "exit code 0 is no error: all ranks ended with 0";
+  if (query == "0") return "exit code 0 is not an error: all ranks ended with 0";
   if (query == "1")
-    return "`lockstep run` never ends with 1; a program that nobody launched ends with 1, and its last line names the "
-           "code to ask for";
+    return "`lockstep run` never ends with 1; a program that no launcher started ends with 1, and its last line names "
+           "the code to ask for";
   const bool is_long = query.size() > kShownOfQuery;
-  return "nothing is known about '" + printable(query.substr(0, kShownOfQuery)) + (is_long ? "..." : "") +
-         "'; `lockstep explain` lists what is";
+  return "there is no explanation of '" + printable(query.substr(0, kShownOfQuery)) + (is_long ? "..." : "") +
+         "'; `lockstep explain` lists all that there are";
 }
 
 }  // namespace

@@ -44,7 +44,8 @@ void HostsOptions::add_to(CLI::App& app) {
       ->type_name("NODE1:4,NODE2:4");
   app.add_option("--hostfile", hostfile_, "The same from a file, as mpirun has it: a line `node1 slots=4` for each")
       ->type_name("FILE");
-  app.add_option("--launch-command", launch_command_, "What starts an agent on {host}; the agent's own command follows")
+  app.add_option("--launch-command", launch_command_,
+                 "The command that starts an agent on {host}; the agent's own command follows it")
       ->type_name("TEMPLATE")
       ->default_str(hosts::kDefaultLaunchCommand);
   app.add_option("--interface", interface_,
@@ -56,8 +57,7 @@ void HostsOptions::add_to(CLI::App& app) {
   app.add_option("--node-rank", node_, "With --nnodes: this machine's number; 0 has the coordinator")->type_name("R");
   app.add_option("--rendezvous", rendezvous_, "With --nnodes: an address of machine 0 and a port that is free there")
       ->type_name("HOST:PORT");
-  app.add_option("--key-file", key_file_,
-                 "With --nnodes: the key that the machines have in common; else LOCKSTEP_KEY_FILE")
+  app.add_option("--key-file", key_file_, "With --nnodes: the key that the machines share; else LOCKSTEP_KEY_FILE")
       ->type_name("FILE");
   app.add_flag("--encrypt", encrypt_, "Encrypt what ranks send to other machines, by the run's key");
   app.add_option("--link-port", link_port_,
@@ -92,7 +92,7 @@ HostsRequest HostsOptions::read(const EnvironmentBlock& environment, const std::
   encrypt(coordinator);
   ranks = 0;
   for (const Host& host : coordinator.hosts) ranks += host.slots;
-  if (ranks > kMaxRanks) refuse_hosts("more than " + std::to_string(kMaxRanks) + " ranks are asked for");
+  if (ranks > kMaxRanks) refuse_hosts("more than " + std::to_string(kMaxRanks) + " ranks were requested");
   return request;
 }
 
@@ -115,10 +115,9 @@ HostsRequest HostsOptions::started_by_hand(const EnvironmentBlock& environment, 
   const std::string count = value(nodes_, "SLURM_STEP_NUM_NODES", "--nnodes");
   const int nodes = parse_number("--nnodes", count, 1, kMostNodes);
   if (slurm && !nodes_ && variable(environment, "SLURM_STEP_NUM_TASKS") != count)
-    refuse_hosts("Slurm has started this command " + variable(environment, "SLURM_STEP_NUM_TASKS") + " times on " +
-                 count +
-                 " machines; start it once on each (srun --ntasks-per-node=1), or give --nnodes 1 for runs that have "
-                 "nothing to do with each other");
+    refuse_hosts(
+        "Slurm has started this command " + variable(environment, "SLURM_STEP_NUM_TASKS") + " times on " + count +
+        " machines; start it once on each (srun --ntasks-per-node=1), or give --nnodes 1 for independent runs");
   const int node = parse_number("--node-rank", value(node_, "SLURM_NODEID", "--node-rank"), 0, nodes - 1);
   std::string where = rendezvous_.value_or("");
   if (where.empty() && slurm) {

@@ -26,7 +26,7 @@ void check(const RunningRun& run, int ranks) {
   if (const RankRange& range = *run.record.elastic; !range.contains(ranks))
     refuse(kExitBadCommandLine, "the run was started with --elastic " + std::to_string(range.min) + ":" +
                                     std::to_string(range.max) + "; it cannot have " + std::to_string(ranks) + " ranks");
-  if (!run.board) refuse(kExitRefusedInput, "the ranks cannot be asked: " + run.board_failure);
+  if (!run.board) refuse(kExitRefusedInput, "the ranks cannot be reached: " + run.board_failure);
 }
 
 /// Reads the run's record again, which is missing for a moment while ranks are replaced.
@@ -46,8 +46,8 @@ RunningRun look_again(const std::string& folder, const ProcessIdentity& launcher
 }
 
 constexpr const char* kNeverAsks =
-    "the program has made steps, but does not ask Context::stop_requested(), so that it cannot be stopped between two "
-    "of them; let its loop ask after each step, save and leave (lockstep explain 61)";
+    "the program makes steps but does not call Context::stop_requested(), so it cannot be stopped between two of them; "
+    "call it after each step, then save and leave (lockstep explain 61)";
 
 /// Whether a rank asks for stops. Throws if the program has made steps without asking.
 bool asks_for_stops(const RunningRun& run) {
@@ -64,7 +64,8 @@ bool asks_for_stops(const RunningRun& run) {
 }  // namespace
 
 ResizeCommand::ResizeCommand(CLI::App& app)
-    : command_(app.add_subcommand("resize", "Let a run that was started with --elastic save, and go on with N ranks")) {
+    : command_(
+          app.add_subcommand("resize", "Let a run that was started with --elastic save, and continue with N ranks")) {
   command_->add_option("RUN", folder_, "The run's folder")->required();
   command_->add_option("N", ranks_, "The number of ranks")->required();
   command_->add_option("--timeout", timeout_, "Seconds to wait for it")->type_name("S")->capture_default_str();

@@ -61,7 +61,8 @@ int agent_command(const std::vector<std::string>& words, const EnvironmentBlock&
   };
   std::string list = take("--connect");
   if (rest.size() % 2 != 0 || list.empty())
-    throw LaunchError(kExitBadCommandLine, "`lockstep agent` is started by `lockstep run --hosts`, on each machine");
+    throw LaunchError(kExitBadCommandLine,
+                      "`lockstep run --hosts` starts `lockstep agent` on each machine; do not start it yourself");
   for (size_t comma; !list.empty(); list = comma == std::string::npos ? "" : list.substr(comma + 1)) {
     comma = list.find(',');
     options.coordinators.push_back(hosts::parse_endpoint("--connect", list.substr(0, comma)));

@@ -52,7 +52,7 @@ RunningRun find_run(const std::string& folder) {
   }
   const pid_t launcher = run.record.launcher.pid;
   if (!is_there(run.record.launcher))
-    throw LaunchError(kExitRefusedInput, "the run in " + folder + " is over: its launcher, process " +
+    throw LaunchError(kExitRefusedInput, "the run in " + folder + " has ended: its launcher, process " +
                                              std::to_string(launcher) + ", died without cleaning up");
   if (run.record.board_fd < 0) {
     run.board_failure = "its ranks have no pages";

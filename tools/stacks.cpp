@@ -106,14 +106,14 @@ class Watch {
   explicit Watch(pid_t pid) : pid_(pid) {}
 
   std::string operator()() {
-    if (has_ended(pid_)) return "the process has ended meanwhile";
+    if (has_ended(pid_)) return "the process has ended in the meantime";
     if (!is_traced(pid_)) {
       held_by_.reset();
     } else if (!held_by_) {
       held_by_.emplace(kLongestStop);
     } else if (held_by_->passed()) {
-      return "the process stood still for " + std::to_string(kLongestStop.count()) +
-             " s, so it was let go before all stacks were read";
+      return "the process was stopped for " + std::to_string(kLongestStop.count()) +
+             " s, so it was released before all stacks were read";
     }
     return "";
   }
@@ -139,9 +139,8 @@ bool print_stacks(pid_t pid) {
     said.out.erase(0, said.out.find('\n', begin) + 1);
   const bool refused = (said.err + said.out).find("ot permitted") != std::string::npos;
   if (refused)
-    std::cout
-        << "the kernel does not permit a look into it: run this as its user with kernel.yama.ptrace_scope=0, or as "
-           "root; in a container have CAP_SYS_PTRACE\n";
+    std::cout << "the kernel does not permit reading its stacks: run this as its user with kernel.yama.ptrace_scope=0, "
+                 "or as root; in a container, with CAP_SYS_PTRACE\n";
   else
     std::cout << said.out;
   if (!refused && said.exit_code != 0)

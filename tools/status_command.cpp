@@ -115,7 +115,7 @@ void show_status(const RunningRun& run, const std::string& folder) {
     std::cout << ", of " << range->min << " to " << range->max << " that it may have";
   std::cout << "\n";
   std::cout << progress_text(run, folder);
-  if (!run.board) std::cout << "what the ranks do is not known: " << run.board_failure << "\n";
+  if (!run.board) std::cout << "the state of the ranks is not known: " << run.board_failure << "\n";
   for (int rank = 0; rank < static_cast<int>(run.record.ranks.size()); ++rank) {
     const RankStatus account = run.account_of(rank);
     const std::string& host = run.record.hosts[static_cast<size_t>(rank)];
@@ -150,7 +150,7 @@ void show_all() {
     std::cout << "\n";
     ++shown;
   }
-  if (shown == 0) std::cout << "no run of this user is going on on this machine\n";
+  if (shown == 0) std::cout << "this user has no active run on this machine\n";
 }
 
 /// Prints them on the rank's machine, by a command started there as the agents were.
@@ -168,7 +168,7 @@ bool print_stacks_on(const std::string& host, const RunningRun& run, pid_t pid) 
 
 int show_stacks(const RunningRun& run) {
   bool complete = true;
-  std::cout << "Each rank stands still while its stacks are read, one after the other, for " << kLongestStop.count()
+  std::cout << "Each rank is stopped while its stacks are read, one after the other, for " << kLongestStop.count()
             << " s at most.\n";
   for (int rank = 0; rank < static_cast<int>(run.record.ranks.size()); ++rank) {
     const RankStatus account = run.account_of(rank);
@@ -188,7 +188,7 @@ StatusCommand::StatusCommand(CLI::App& app)
     : status_(app.add_subcommand("status", "Show what each rank of a run is doing now, and which ranks it waits for")),
       stacks_(app.add_subcommand("stacks", "The same, with the stacks of all threads (uses gdb or eu-stack)")) {
   for (CLI::App* command : {status_, stacks_}) command->add_option("RUN", folder_, "The run's folder");
-  status_->add_flag("--all", all_, "A line for each run of this user that was started on this machine and goes on");
+  status_->add_flag("--all", all_, "A line for each active run of this user that was started on this machine");
 }
 
 int StatusCommand::run() const {
@@ -200,7 +200,7 @@ int StatusCommand::run() const {
   }
   if (folder_.empty())
     throw LaunchError(kExitBadCommandLine,
-                      "which run? Give its folder; `lockstep status --all` lists the folders of those that go on");
+                      "no run is given; give its folder (`lockstep status --all` lists the folders of active runs)");
   const RunningRun run = find_run(folder_);
   int code = kExitOk;
   if (stacks_->parsed())

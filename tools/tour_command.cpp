@@ -131,7 +131,7 @@ TourCommand::TourCommand(CLI::App& app)
 int TourCommand::run() const {
   const std::string launcher = own_program(), program = find_program(launcher);
   const std::string folder = folder_.empty() ? new_folder() : folder_;
-  if (fs::exists(folder)) throw LaunchError(kExitStorage, folder + " is there already; give the name of a new folder");
+  if (fs::exists(folder)) throw LaunchError(kExitStorage, folder + " already exists; give the name of a new folder");
   const std::vector<std::string> words = {"run", "-n",        "2",    "--elastic", "1:3",  "--virtual-ranks",
                                           "6",   "--run-dir", folder, "--",        program};
   say("two ranks fit a small network to a curve. Their number may change between 1 and 3; each step has six parts,\n"
@@ -149,8 +149,8 @@ int TourCommand::run() const {
   std::cout << "$ kill -9 " << victim << std::endl;
   ::kill(victim, SIGKILL);
 
-  wait_for(child, folder, "it went on after the kill", at_step(400, 1));
-  say("the run goes on. It shall have three ranks: all save after the same step, leave, and three go on.");
+  wait_for(child, folder, "it continued after the kill", at_step(400, 1));
+  say("the run continues. Now it is to have three ranks: all save after the same step and leave, and three continue.");
   const Captured resized = capture({launcher, "resize", folder, "3"}, kPatience);
   show({"resize", folder, "3"}, resized.out + resized.err);
   if (resized.exit_code != 0) throw LaunchError(kExitHang, "the number of ranks did not change: " + resized.failure);
@@ -165,7 +165,7 @@ int TourCommand::run() const {
   show({"report", folder}, page + "\n");
   say("open " + page +
       " in a browser: the loss, and under `starts` the kill, the resize, and the steps that were lost.\n"
-      "The logs of all ranks lie beside it. The program is tools/tour_rank.cpp in the sources.");
+      "The logs of all ranks are beside it. The program is tools/tour_rank.cpp in the sources.");
   return std::cout.good() ? kExitOk : kExitStorage;
 }
 

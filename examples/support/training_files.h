@@ -98,7 +98,7 @@ inline std::vector<double> load_epoch(torch::nn::Module& net, torch::optim::Opti
     lockstep::load_state_dict(optimizer, lockstep::without_prefix("optimizer.", checkpoint.tensors));
     const auto losses = nlohmann::json::parse(checkpoint.metadata["train_loss"], nullptr, /*allow_exceptions=*/false);
     if (!losses.is_array() || checkpoint.metadata["epochs_done"] != std::to_string(losses.size()))
-      throw lockstep::Error("it is no checkpoint of this program: its metadata lacks epochs_done or train_loss");
+      throw lockstep::Error("it is not a checkpoint of this program: its metadata lacks epochs_done or train_loss");
     return losses.get<std::vector<double>>();
   } catch (const std::exception& error) {
     throw lockstep::Error("cannot resume from " + path + ": " + error.what());

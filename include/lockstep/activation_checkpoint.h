@@ -161,7 +161,7 @@ auto checkpoint(Function&& function, const Inputs&... inputs) {
   using Callable = std::remove_cvref_t<Function>;
   static_assert(!detail::ModuleOnStack<Callable>, LOCKSTEP_MODULE_ON_STACK);
   static_assert(std::is_copy_constructible_v<Callable>,
-                "checkpoint() keeps what it calls until backward: give it a module holder or shared_ptr, or a function "
+                "checkpoint() keeps the callable until backward: give it a module holder or shared_ptr, or a function "
                 "that can be copied");
   if constexpr (requires { detail::pointer_of(function)->forward(inputs...); }) {
     const auto module = detail::pointer_of(function);

@@ -173,7 +173,7 @@ Checkpointer& Checkpointer::add(const std::string& name, T& thing, Scope scope) 
     part.load = [&thing](const c10::IValue& state) { thing.load_state_dict(state); };
   }
   if constexpr (HasStateOfRanks<T>) {
-    TORCH_CHECK(scope == Scope::kEachRank, "Checkpointer: each rank has a state of its own of `", name,
+    TORCH_CHECK(scope == Scope::kEachRank, "Checkpointer: each rank has its own state of `", name,
                 "`; add it without a scope, or with Scope::kEachRank");
     part.load_from_ranks = [&thing](const std::vector<c10::IValue>& states) {
       std::vector<StateDict> ranks;

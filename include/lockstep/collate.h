@@ -77,12 +77,12 @@ auto default_collate(std::vector<E> examples) {
                              examples, [&key](E & example) -> auto& {
                                const auto found = example.find(key);
                                TORCH_CHECK(found != example.end(), "default_collate: an example has no `", key,
-                                           "`, and the first of its batch has; all need the same keys");
+                                           "`, and the first of its batch has; all examples must have the same keys");
                                return found->second;
                              })));
     for (const E& example : examples)
       TORCH_CHECK(example.size() == batch.size(), "default_collate: an example has ", example.size(),
-                  " keys, and the first of its batch ", batch.size(), "; all need the same keys");
+                  " keys, and the first of its batch ", batch.size(), "; all examples must have the same keys");
     return batch;
   } else if constexpr (detail::kIsTuple<E>) {
     return [&]<size_t... I>(std::index_sequence<I...>) {

@@ -34,8 +34,8 @@ namespace lockstep::datasets {
 template <typename D>
 class TorchData : public Dataset {
   static_assert(std::same_as<typename D::BatchRequestType, at::ArrayRef<size_t>> && !D::is_stateful,
-                "TorchData needs a dataset that is asked for samples by their indices: a stream or a chunk dataset "
-                "chooses them itself");
+                "TorchData needs a dataset that returns samples by their indices: a stream or a chunk dataset chooses "
+                "them itself");
   static_assert(std::copy_constructible<D>, "TorchData needs a dataset that can be copied, one for each worker");
 
  public:
@@ -95,7 +95,8 @@ class TorchData : public Dataset {
         data.push_back(one.data);
         if (one.target.defined()) targets.push_back(one.target);
         TORCH_CHECK(targets.empty() || targets.size() == data.size(), "TorchData: of the samples ", indices[0], " and ",
-                    indices[i], ", one has a `target` and the other one an undefined tensor; give all one, or none");
+                    indices[i],
+                    ", one has a `target` and the other one an undefined tensor; give all samples a target, or none");
       }
       batch.data = stacked(data, "data", indices);
       if (!targets.empty()) batch.target = stacked(targets, "target", indices);
@@ -105,10 +106,11 @@ class TorchData : public Dataset {
 
   static at::Tensor stacked(const std::vector<at::Tensor>& tensors, const char* what, at::ArrayRef<int64_t> indices) {
     for (size_t i = 0; i < tensors.size(); ++i)
-      TORCH_CHECK(
-          tensors[i].sizes() == tensors[0].sizes(), "TorchData: the `", what, "` of sample ", indices[0],
-          " has the shape ", tensors[0].sizes(), ", and that of sample ", indices[i], " has ", tensors[i].sizes(),
-          ", so they make no batch; give all samples one shape, or use an ExampleLoader with a function that pads");
+      TORCH_CHECK(tensors[i].sizes() == tensors[0].sizes(), "TorchData: the `", what, "` of sample ", indices[0],
+                  " has the shape ", tensors[0].sizes(), ", and that of sample ", indices[i], " has ",
+                  tensors[i].sizes(),
+                  ", so they cannot form a batch; give all samples the same shape, or use an ExampleLoader with a "
+                  "function that pads");
     return torch::stack(tensors);
   }
 

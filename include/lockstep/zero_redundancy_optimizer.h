@@ -112,7 +112,8 @@ class ZeroRedundancyOptimizer : public Optimizer,
   }
 
   at::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override {
-    TORCH_CHECK(!moved_from_, "ZeroRedundancyOptimizer::step(): it was moved from; step the one that it became");
+    TORCH_CHECK(!moved_from_,
+                "ZeroRedundancyOptimizer::step(): it was moved from; use the object that it was moved to");
     if (!stepper_) return Optimizer::step(std::move(closure));
     at::Tensor loss;
     if (closure) {

@@ -45,7 +45,7 @@ def of(group: Optional[dist.ProcessGroup], timeout: Optional[datetime.timedelta]
     elif not isinstance(group, dist.ProcessGroup) and group is not dist.GroupMember.NON_GROUP_MEMBER:
         raise TypeError(f"lockstep.attach(): group is a group of torch.distributed, not {type(group).__name__}; make one by dist.new_group(ranks)")
     if dist.get_rank(group) < 0:
-        raise ValueError("lockstep.attach(): this process is no rank of the group; call it on the group's ranks only")
+        raise ValueError("lockstep.attach(): this process is not a rank of the group; call it on the group's ranks only")
     with _lock:
         entry = _known.setdefault(group, _Entry())
     with entry.lock:
@@ -121,4 +121,4 @@ def _meet(group: dist.ProcessGroup, backend: Any, limit: datetime.timedelta) -> 
     while thread.is_alive():
         thread.join(0.2)
     if failures:
-        raise _C.Error(f"lockstep.attach(): not all ranks of the group came to attach: {failures[0]}") from failures[0]
+        raise _C.Error(f"lockstep.attach(): some ranks of the group did not call attach(): {failures[0]}") from failures[0]

@@ -41,8 +41,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self._check_arguments(replica, options)
         if isinstance(optimizer, torch.optim.Optimizer):
             if options:
-                raise TypeError(f"ZeroRedundancyOptimizer: {', '.join(options)} given beside an optimizer; give options "
-                                "to that one, or pass its class")
+                raise TypeError(f"ZeroRedundancyOptimizer: {', '.join(options)} given together with an optimizer; give the options to that "
+                                "optimizer, or pass its class")
             inner = optimizer
         else:
             self._check(optimizer)
@@ -72,7 +72,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             raise TypeError(f"lockstep.ZeroRedundancyOptimizer does not take {what}. It takes the Replica that lockstep.attach(model) returns, "
                             "then the optimizer's class and its options: ZeroRedundancyOptimizer(replica, torch.optim.AdamW, lr=1e-3)")
         if replica.module is None:
-            raise RuntimeError("ZeroRedundancyOptimizer: the module that the replica was attached to is gone")
+            raise RuntimeError("ZeroRedundancyOptimizer: the module of the replica was destroyed")
         if replica not in _replicas:
             raise RuntimeError("ZeroRedundancyOptimizer: this Replica was detached from its module; attach again")
 
@@ -82,14 +82,14 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             return
         if any(id(parameter) in self._ids for group in other.param_groups for parameter in group["params"]):
             raise RuntimeError(f"{type(other).__name__}.step(): its parameters are stepped by another optimizer, a lockstep.ZeroRedundancyOptimizer. "
-                               "While that one is there, .grad is what this rank has computed itself. Step that one; or delete it, and what "
-                               "holds it (a scheduler), before the backward whose gradients this one is to step")
+                               "While that one exists, .grad holds this rank's own gradients. Step that one; or delete it, and all that "
+                               "holds it (such as a scheduler), before the backward whose gradients this one is to step")
 
     @staticmethod
     def _check(kind: Any) -> None:
         if kind not in _MAKERS:
             raise TypeError(f"ZeroRedundancyOptimizer steps torch.optim's SGD, Adam and AdamW, not {getattr(kind, '__name__', kind)}; "
-                            "use that one as it is: the parameters' .grad is the mean over the ranks")
+                            "step such an optimizer itself: the parameters' .grad is the mean over the ranks")
 
     def _options(self) -> list:
         for group in self.param_groups:
@@ -119,8 +119,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict) -> None:
         if self._stepper is not None:
-            raise RuntimeError("ZeroRedundancyOptimizer: parameters have their places in memory of all ranks; make another "
-                               "optimizer with the new group, and load this one's state_dict()")
+            raise RuntimeError("ZeroRedundancyOptimizer: its parameters lie in memory that all ranks share; make another optimizer with "
+                               "the new group, and load this one's state_dict()")
         super().add_param_group(param_group)
 
     def _pull(self) -> None:

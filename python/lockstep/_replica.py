@@ -301,7 +301,7 @@ def _check_names(module: torch.nn.Module, ignored: Sequence[str]) -> None:
     known = {name for named in (module.named_parameters(), module.named_buffers()) for name, _ in named}
     for name in ignored:
         if name not in known:
-            raise ValueError(f"lockstep.attach(): parameters_to_ignore names {name!r}, which is no parameter and no buffer of the module")
+            raise ValueError(f"lockstep.attach(): parameters_to_ignore names {name!r}, which is neither a parameter nor a buffer of the module")
 
 
 # What torch tells of all modules and optimizers of the process. The module itself gets no hook: it stays one that can be
@@ -337,7 +337,7 @@ def _refuse_wrapping(module: torch.nn.Module) -> None:
     for replica in list(_replicas):
         for name, tensor in replica._trained():
             if id(tensor) in taken:
-                raise RuntimeError(f"DistributedDataParallel: parameter {name} is averaged over the ranks by lockstep.attach() already; "
+                raise RuntimeError(f"DistributedDataParallel: parameter {name} is already averaged over the ranks by lockstep.attach(); "
                                    "use one of the two: leave DistributedDataParallel out, or detach() the Replica first")
 
 

@@ -35,8 +35,9 @@ std::string plural(size_t count, const char* word) {
 
 [[noreturn]] void throw_too_few(const std::string& what, size_t count) {
   if (errno == ENFILE)
-    throw LimitError(what + " takes " + plural(count, "more descriptor") +
-                     ", and the machine has none left for any process (fs.file-max); close programs that hold many");
+    throw LimitError(
+        what + " takes " + plural(count, "more descriptor") +
+        ", and the machine has none left for any process (fs.file-max); close programs that hold many descriptors");
   const size_t open = count_open();
   throw LimitError(what + " takes " + plural(count, "more descriptor") + ", but this process may have " +
                    std::to_string(allowed()) + " (ulimit -n) and has " + std::to_string(open) +

@@ -187,11 +187,11 @@ void SharedSegment::commit(size_t end) {
   if (end <= committed_) return;
   const size_t wanted = end - committed_;
   if (end > size_)
-    throw Error("shared memory: wanted " + megabytes(end) + " in one group, which has addresses for " +
-                megabytes(size_) + " only; the segments of this process's groups have " +
-                megabytes(mapped_segment_bytes()) + " in all. Use fewer or smaller groups.");
+    throw Error("shared memory: wanted " + megabytes(end) + " in one group, which has address space for only " +
+                megabytes(size_) + "; the segments of this process's groups take " + megabytes(mapped_segment_bytes()) +
+                " in all. Use fewer or smaller groups.");
   // The kernel would kill a process rather than refuse, so check first.
-  if (wanted > available_memory_bytes()) throw_no_memory(wanted, "the machine or its cgroup holds no more");
+  if (wanted > available_memory_bytes()) throw_no_memory(wanted, "the limit of the machine or its cgroup");
   // Where huge pages must be requested, touch them first: the request applies to the mapping, and fallocate, which
   // bypasses it, would take small pages.
   if (huge_pages_on_request()) populate(committed_, end);

@@ -32,7 +32,7 @@ std::string& VirtualRanks::state_of(std::optional<int> virtual_rank) {
 void VirtualRanks::change(std::optional<int> to) {
   if (to == current_) return;
   if (to && !block_.contains(*to))
-    throw Error("virtual rank " + std::to_string(*to) + " is not this process's, which works for " +
+    throw Error("virtual rank " + std::to_string(*to) + " does not belong to this process, which works for " +
                 std::to_string(block_.first) + " to " + std::to_string(block_.last - 1));
   const std::optional<int> from = current_;
   for (const Listener& listener : *listeners_) listener(from, to);

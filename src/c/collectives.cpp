@@ -37,17 +37,17 @@ namespace {
 
 int64_t checked(const char* function, int64_t count, lockstep_dtype dtype) {
   if (dtype < 0 || dtype >= kDataTypes)
-    refuse(function, "there is no dtype " + std::to_string(dtype) + "; take one of LOCKSTEP_FLOAT32 to LOCKSTEP_INT64");
+    refuse(function, "there is no dtype " + std::to_string(dtype) + "; use one of LOCKSTEP_FLOAT32 to LOCKSTEP_INT64");
   if (count < 0) refuse(function, "the count is " + std::to_string(count) + "; it must not be negative");
   if (static_cast<uint64_t>(count) > shm::kMaxCount)
-    refuse(function, std::to_string(count) + " elements are more than one call takes, which are " +
+    refuse(function, std::to_string(count) + " elements are more than one call can take, at most " +
                          std::to_string(shm::kMaxCount));
   return count;
 }
 
 void check_op(const char* function, lockstep_op op, lockstep_dtype dtype) {
   if (op < 0 || op >= kOps)
-    refuse(function, "there is no op " + std::to_string(op) + "; take one of LOCKSTEP_SUM to LOCKSTEP_XOR");
+    refuse(function, "there is no op " + std::to_string(op) + "; use one of LOCKSTEP_SUM to LOCKSTEP_XOR");
   if (op >= LOCKSTEP_AND && dtype <= LOCKSTEP_BFLOAT16)
     refuse(function, std::string(shm::name(static_cast<shm::ReduceOp>(op))) + " works on integers, not on " +
                          shm::name(static_cast<shm::DataType>(dtype)));
@@ -127,7 +127,7 @@ void check_apart(const char* function, const State& state, const Call& call) {
     default:
       break;
   }
-  if (wrong) refuse(function, "input and output overlap; give them memory of their own");
+  if (wrong) refuse(function, "input and output overlap; give each its own memory");
 }
 
 void run(const char* function, const State& state, const Call& call, lockstep_request** request) {
@@ -273,7 +273,7 @@ lockstep_status lockstep_all_to_all_v(lockstep_group* group, const void* input, 
     check_memory(function, "output", output, received > 0);
     const size_t element = element_bytes(what.type);
     if (overlap(input, static_cast<size_t>(sent) * element, output, static_cast<size_t>(received) * element))
-      refuse(function, "input and output overlap; give them memory of their own");
+      refuse(function, "input and output overlap; give each its own memory");
     run(function, state, std::move(what), request);
   });
 }

@@ -3,21 +3,11 @@
 #include <exception>
 #include <new>
 #include <string>
-#include <utility>
 
 #include "collectives/shm/protocol/verdict.h"
 
 namespace lockstep::c {
 namespace {
-
-/// Initialized with an address, not with zeros: see OperationLabel.
-thread_local constinit const char* shown = "";
-
-void keep(std::string text) {
-  thread_local std::string kept;
-  kept = std::move(text);
-  shown = kept.c_str();
-}
 
 /// The core's texts name the option of every language; C programs have their own.
 std::string for_c(std::string text) {
@@ -51,32 +41,28 @@ lockstep_status status_of_current(const GroupState* state, lockstep_status other
   try {
     throw;
   } catch (const StatusError& error) {
-    keep(error.what());
+    keep_failure(error.what());
     return error.status();
   } catch (const LimitError& error) {
-    keep(error.what());
+    keep_failure(error.what());
     return LOCKSTEP_OUT_OF_RESOURCES;
   } catch (const Error& error) {
-    keep(for_c(error.what()));
+    keep_failure(for_c(error.what()));
     const bool reads_verdict = state != nullptr && state->generation == fork_generation();
     if (!reads_verdict || !shm::Verdict::exists(state->group.world())) return otherwise;
     return status_of(shm::Verdict::current(state->group.world()).cause, otherwise);
   } catch (const std::bad_alloc&) {
-    keep("this process is out of memory");
+    keep_failure("this process is out of memory");
     return LOCKSTEP_OUT_OF_RESOURCES;
   } catch (const std::exception& error) {
-    keep(std::string("unexpected: ") + error.what());
+    keep_failure(std::string("unexpected: ") + error.what());
   } catch (...) {
-    keep("unexpected: an exception that is not a std::exception");
+    keep_failure("unexpected: an exception that is not a std::exception");
   }
   return LOCKSTEP_INTERNAL_ERROR;
 }
 
 }  // namespace
-
-void refuse(const char* function, const std::string& why) {
-  throw StatusError(LOCKSTEP_INVALID_ARGUMENT, std::string(function) + ": " + why);
-}
 
 lockstep_status failed(const GroupState* state, lockstep_status otherwise) noexcept {
   try {
@@ -88,33 +74,10 @@ lockstep_status failed(const GroupState* state, lockstep_status otherwise) noexc
 
 }  // namespace lockstep::c
 
-const char* lockstep_last_error(void) { return lockstep::c::shown; }
+const char* lockstep_last_error(void) { return lockstep::c::last_failure; }
 
 int lockstep_c_version(void) { return LOCKSTEP_C_VERSION_MAJOR * 1000 + LOCKSTEP_C_VERSION_MINOR; }
 
 const char* lockstep_status_name(lockstep_status status) {
-  switch (status) {
-    case LOCKSTEP_OK:
-      return "LOCKSTEP_OK";
-    case LOCKSTEP_INVALID_ARGUMENT:
-      return "LOCKSTEP_INVALID_ARGUMENT";
-    case LOCKSTEP_JOIN_FAILED:
-      return "LOCKSTEP_JOIN_FAILED";
-    case LOCKSTEP_SEVERAL_MACHINES:
-      return "LOCKSTEP_SEVERAL_MACHINES";
-    case LOCKSTEP_RANK_GONE:
-      return "LOCKSTEP_RANK_GONE";
-    case LOCKSTEP_MISMATCH:
-      return "LOCKSTEP_MISMATCH";
-    case LOCKSTEP_TIMED_OUT:
-      return "LOCKSTEP_TIMED_OUT";
-    case LOCKSTEP_ABORTED:
-      return "LOCKSTEP_ABORTED";
-    case LOCKSTEP_OUT_OF_RESOURCES:
-      return "LOCKSTEP_OUT_OF_RESOURCES";
-    case LOCKSTEP_INTERNAL_ERROR:
-      return "LOCKSTEP_INTERNAL_ERROR";
-    default:
-      return "no status of Lockstep";
-  }
+  return lockstep::c::name_of_status(status, "no status of Lockstep");
 }

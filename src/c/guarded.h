@@ -6,21 +6,10 @@
 
 #include <lockstep/c.h>
 
-#include "base/error.h"
+#include "c/failure_text.h"
 #include "c/handles.h"
 
 namespace lockstep::c {
-
-class StatusError : public Error {
- public:
-  StatusError(lockstep_status status, const std::string& text) : Error(text), status_(status) {}
-  lockstep_status status() const { return status_; }
-
- private:
-  lockstep_status status_;
-};
-
-[[noreturn]] void refuse(const char* function, const std::string& why);
 
 /// Options from a program compiled against any version of the header; fields unknown to that version are zero.
 template <typename Options>
@@ -28,7 +17,7 @@ Options complete(const char* function, const char* type, const Options& given) {
   Options options{};
   if (given.size < sizeof options.size || given.size > 4096)
     refuse(function, "options->size is " + std::to_string(given.size) + "; set it to sizeof(" + type +
-                         "), and the rest to zero or to what you want");
+                         "), and the other fields to zero or to the values you want");
   std::memcpy(&options, &given, std::min(given.size, sizeof options));
   return options;
 }

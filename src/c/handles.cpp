@@ -25,7 +25,7 @@ Pending& pending() {
 
 [[noreturn]] void refuse_handle(const char* function, const lockstep_request* request) {
   refuse(function, request == nullptr ? "the request is null"
-                                      : "the request has been waited for already; every request is waited for once");
+                                      : "the request has already been waited for; wait for each request once");
 }
 
 }  // namespace

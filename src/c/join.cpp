@@ -28,8 +28,8 @@ class Joining {
   Joining() {
     if (holder.exchange(::getpid()) == ::getpid())
       throw StatusError(LOCKSTEP_INVALID_ARGUMENT,
-                        "lockstep_join: this process has a world already, and can have one at a time; use that one, or "
-                        "leave it before you join again");
+                        "lockstep_join: this process already has a world, and may have only one at a time; use that "
+                        "one, or leave it before you join again");
     own_page().set_phase(RankStatus::Phase::kJoining);
   }
   ~Joining() {
@@ -46,7 +46,7 @@ class Joining {
 std::chrono::milliseconds limit(const char* name, double seconds, double otherwise) {
   if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e8)
     refuse("lockstep_join", std::string(name) + " is " + std::to_string(seconds) +
-                                "; set it to a number of seconds, or to 0 for the usual " +
+                                "; set it to a number of seconds, or to 0 for the default of " +
                                 std::to_string(static_cast<int>(otherwise)));
   return std::chrono::milliseconds(std::max<int64_t>(1, std::llround(1000 * (seconds == 0 ? otherwise : seconds))));
 }
@@ -163,7 +163,7 @@ lockstep_group* split(GroupState& whole, int color, int key) {
 
 void leave(lockstep_group* group) {
   const std::shared_ptr<GroupState> state = std::exchange(group->state, nullptr);
-  if (state == nullptr) refuse("lockstep_leave", "this rank has left the group already");
+  if (state == nullptr) refuse("lockstep_leave", "this rank has already left the group");
   if (state->is_world && holder.load() == ::getpid()) {
     own_page().set_phase(RankStatus::Phase::kLeft);
     holder = 0;
@@ -178,7 +178,7 @@ using namespace lockstep::c;
 
 lockstep_status lockstep_join(const lockstep_options* options, lockstep_group** world) {
   return guarded(nullptr, LOCKSTEP_JOIN_FAILED, [&] {
-    if (world == nullptr) refuse("lockstep_join", "world is null; give the place for the group");
+    if (world == nullptr) refuse("lockstep_join", "world is null; give a pointer for the group");
     *world = nullptr;
     *world = join(options == nullptr ? lockstep_options{} : complete("lockstep_join", "lockstep_options", *options));
   });
@@ -192,7 +192,7 @@ lockstep_status lockstep_leave(lockstep_group* group) {
 
 lockstep_status lockstep_split(lockstep_group* group, int color, int key, lockstep_group** part) {
   return guarded("lockstep_split", group, [&](const std::shared_ptr<GroupState>& state) {
-    if (part == nullptr) refuse("lockstep_split", "part is null; give the place for the new group");
+    if (part == nullptr) refuse("lockstep_split", "part is null; give a pointer for the new group");
     *part = nullptr;
     try {
       *part = split(*state, color, key);

@@ -85,10 +85,9 @@ World discover_world_of_one_machine(const Environment& environment) {
                           "; liblockstep_c works on one machine: start all ranks there, or use the C++ library, which "
                           "works on several");
   if (world.world_size > shm::kMaxRanks)
-    throw StatusError(LOCKSTEP_JOIN_FAILED,
-                      std::to_string(world.world_size) +
-                          " ranks on one machine are more than liblockstep_c can join, which are " +
-                          std::to_string(shm::kMaxRanks) + "; start fewer");
+    throw StatusError(LOCKSTEP_JOIN_FAILED, std::to_string(world.world_size) +
+                                                " ranks on one machine are more than liblockstep_c can join, at most " +
+                                                std::to_string(shm::kMaxRanks) + "; start fewer");
   return world;
 }
 

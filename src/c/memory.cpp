@@ -39,7 +39,7 @@ namespace {
 using State = std::shared_ptr<GroupState>;
 
 void check(const char* function, size_t bytes, void** memory) {
-  if (memory == nullptr) refuse(function, "memory is null; give the place for the pointer");
+  if (memory == nullptr) refuse(function, "memory is null; give the address of a pointer");
   *memory = nullptr;
   if (bytes > size_t{1} << 46) refuse(function, std::to_string(bytes) + " bytes are more than any machine has");
 }
@@ -54,7 +54,7 @@ void* allocate_together(const char* function, const State& state, size_t bytes) 
   shm::Communicator& group = state->group;
   Wanted mine{bytes, shm::kNowhere};
   std::byte* block = nullptr;
-  std::string failure = "rank 0 has no memory for " + std::to_string(bytes) + " bytes; its text says why";
+  std::string failure = "rank 0 has no memory for " + std::to_string(bytes) + " bytes; see its own text for the reason";
   if (group.rank() == 0) {
     try {
       block = group.allocate(bytes);
@@ -77,7 +77,7 @@ void* allocate_together(const char* function, const State& state, size_t bytes) 
     if (block != nullptr) group.free(block);
     throw StatusError(LOCKSTEP_MISMATCH, std::string(function) + ": rank " + std::to_string(rank) + " wants " +
                                              std::to_string(all[rank].bytes) + " bytes, and rank 0 " +
-                                             std::to_string(all[0].bytes) + "; every rank asks for the same size");
+                                             std::to_string(all[0].bytes) + "; every rank must ask for the same size");
   }
   if (all[0].place == shm::kNowhere) throw LimitError(std::string(function) + ": " + failure);
   std::byte* memory = group.memory_of(0, all[0].place);

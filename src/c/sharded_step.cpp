@@ -101,14 +101,13 @@ HandedOut::Kind checked_array(const Step& step, GroupState& state, const Array& 
                              : own           ? "lockstep_allocate()"
                                              : "lockstep_allocate_together()";
   if (array.begin == nullptr)
-    refuse(step.function, std::string("the ") + array.role + " array is null; take it from " + wanted);
+    refuse(step.function, std::string("the ") + array.role + " array is null; get its memory from " + wanted);
   const size_t bytes = step.count * shm::element_bytes(array.type);
   const auto kind = state.handed_out.holder_of(array.begin, bytes);
   if (!kind || (*kind == HandedOut::Kind::kOwn ? !own : !together))
     refuse(step.function, std::string("the ") + array.role + " array of " + std::to_string(step.count) + " " +
                               shm::name(array.type) + " (" + std::to_string(bytes) +
-                              " bytes) does not lie in memory from " + wanted +
-                              " of this group, or that has been freed");
+                              " bytes) does not lie in memory from " + wanted + " of this group, or it has been freed");
   return *kind;
 }
 
@@ -120,7 +119,7 @@ void check_apart(const Step& step) {
   std::sort(arrays.begin(), arrays.end());
   for (size_t i = 1; i < arrays.size(); ++i)
     if (static_cast<size_t>(arrays[i].first - arrays[i - 1].first) < arrays[i - 1].second)
-      refuse(step.function, "two of the arrays overlap; each needs memory of its own");
+      refuse(step.function, "two of the arrays overlap; give each its own memory");
 }
 
 /// Samples of the parameters: copies that differ as a whole differ in them. No other code writes them now.
@@ -184,15 +183,15 @@ std::string difference(const Announced& zero, const Announced& other, size_t ran
   if (other.algorithm != zero.algorithm) return who + " steps by another formula than rank 0";
   if (other.constants != zero.constants) return who + " has other options, or is at another step, than rank 0";
   if (other.together != zero.together)
-    return "the parameters lie once for all ranks on rank " + std::to_string(zero.together != 0 ? 0 : rank) +
-           ", and in a copy of its own on rank " + std::to_string(zero.together != 0 ? rank : 0);
+    return "all ranks share the parameters on rank " + std::to_string(zero.together != 0 ? 0 : rank) +
+           ", but each has its own copy on rank " + std::to_string(zero.together != 0 ? rank : 0);
   if (other.states != zero.states || other.master != zero.master ||
       (zero.together != 0 && other.parameters != zero.parameters))
-    return who + " gives another place of the memory that is together than rank 0";
+    return who + " gives another part of the shared memory than rank 0";
   if (other.sample != zero.sample)
     return who +
-           " has other values in its copy of the parameters than rank 0. Set all copies to one rank's before the first "
-           "step (lockstep_broadcast()), and change them later in the same way on every rank";
+           " has other values in its copy of the parameters than rank 0. Before the first step, set all copies to one "
+           "rank's (lockstep_broadcast()); later, change them in the same way on every rank";
   return "";
 }
 
@@ -200,7 +199,7 @@ void agree(const Step& step, const std::vector<Announced>& all) {
   for (size_t rank = 1; rank < all.size(); ++rank)
     if (const std::string text = difference(all[0], all[rank], rank); !text.empty())
       throw StatusError(LOCKSTEP_MISMATCH, std::string(step.function) + ": " + text +
-                                               "; every rank gives the same, and nothing was stepped");
+                                               "; every rank must give the same. Nothing was stepped");
 }
 
 void step_slice(const Step& step, const shm::Communicator& group, const std::vector<Announced>& all) {
@@ -274,11 +273,11 @@ Step step_of(const char* function, Algorithm algorithm, const optim::StepConstan
 lockstep_status sgd(const char* function, lockstep_group* group, const lockstep_sgd* options, int64_t step,
                     const Given& arrays) {
   return guarded(function, group, [&](const State& state) {
-    if (options == nullptr) refuse(function, "options is null; the learning rate stands there");
+    if (options == nullptr) refuse(function, "options is null; it must contain the learning rate");
     const lockstep_sgd given = complete(function, "lockstep_sgd", *options);
     const auto number = [&](const char* name, double value) { return checked(function, name, value, HUGE_VAL); };
     if (given.nesterov != 0 && (given.momentum == 0 || given.dampening != 0))
-      refuse(function, "nesterov needs a momentum, and no dampening");
+      refuse(function, "nesterov needs momentum, and dampening must be 0");
     const auto algorithm = given.momentum == 0   ? Algorithm::kSgd
                            : given.nesterov != 0 ? Algorithm::kSgdNesterov
                                                  : Algorithm::kSgdMomentum;
@@ -294,7 +293,7 @@ lockstep_status sgd(const char* function, lockstep_group* group, const lockstep_
 lockstep_status adam(const char* function, lockstep_group* group, const lockstep_adam* options, int64_t step,
                      const Given& arrays) {
   return guarded(function, group, [&](const State& state) {
-    if (options == nullptr) refuse(function, "options is null; the learning rate stands there");
+    if (options == nullptr) refuse(function, "options is null; it must contain the learning rate");
     const lockstep_adam given = complete(function, "lockstep_adam", *options);
     const auto number = [&](const char* name, double value) { return checked(function, name, value, HUGE_VAL); };
     const size_t count = checked_count(function, arrays.count, step);

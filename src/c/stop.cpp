@@ -36,7 +36,7 @@ using namespace lockstep::c;
 
 lockstep_status lockstep_stop_requested(lockstep_group* group, int* stop) {
   return guarded("lockstep_stop_requested", group, [&](const std::shared_ptr<GroupState>& state) {
-    if (stop == nullptr) refuse("lockstep_stop_requested", "stop is null; give the place for the answer");
+    if (stop == nullptr) refuse("lockstep_stop_requested", "stop is null; give a pointer for the answer");
     *stop = heard(*state) ? 1 : 0;
   });
 }

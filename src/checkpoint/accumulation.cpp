@@ -51,11 +51,11 @@ void AccumulationCheck::look(const std::vector<CheckpointPart>& parts, const Gro
     const int64_t said = part.accumulation(), now = said > 0 ? said : if_not_said;
     if (now == 0) continue;
     if (now != saved->second && group.rank() == 0) {
-      TORCH_WARN("the checkpoint is of a run in which ", saved->second,
+      TORCH_WARN("the checkpoint was saved by a run in which ", saved->second,
                  saved->second == 1 ? " backward pass" : " backward passes", " of `", part.name,
                  "` made a step, and in this run ", now, now == 1 ? " does" : " do",
-                 ", so its steps are of other samples; call accumulate(", saved->second,
-                 ") as that run did, unless the batches have changed with it");
+                 ", so its steps would cover other samples; call accumulate(", saved->second,
+                 ") as that run did, unless you have also changed the batch size");
     }
     saved_.erase(saved);
   }

@@ -85,7 +85,7 @@ void add_tensors(const c10::IValue& object, const std::string& name, std::vector
     return;
   }
   if (!object.isGenericDict())
-    throw Error("`" + name + "` is a " + object.tagKind() + ", where a tensor or a dictionary of tensors is needed");
+    throw Error("`" + name + "` is a " + object.tagKind() + "; expected a tensor or a dictionary of tensors");
   if (std::find(around.begin(), around.end(), object.internalToPointer()) != around.end())
     throw Error("`" + name + "` contains itself");
   around.push_back(object.internalToPointer());
@@ -140,7 +140,7 @@ c10::IValue to_object(const StateDict& state) {
 StateDict to_state_dict(const c10::IValue& object) {
   StateDict state;
   if (!object.isGenericDict())
-    throw Error(std::string("a dictionary of tensors is needed, this is a ") + object.tagKind().c_str());
+    throw Error(std::string("expected a dictionary of tensors, found a ") + object.tagKind().c_str());
   std::vector<const void*> around;  // the dictionaries being read
   add_tensors(object, "", around, state);
   return state;

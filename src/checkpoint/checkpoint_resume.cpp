@@ -116,7 +116,8 @@ void PartLoader::load(const std::function<CheckpointImage()>& open) {
     if (static_cast<int>(image.ranks) != group_.world_size()) return load_from_other_ranks(image);
     const Dict own = image.state_of_rank(static_cast<size_t>(group_.rank()));
     if (!fits_ranks(own)) {
-      if (group_.rank() == 0) TORCH_WARN("the ranks are on other machines than those that saved the checkpoint");
+      if (group_.rank() == 0)
+        TORCH_WARN("the ranks are spread over the machines in another way than those that saved the checkpoint");
       return load_from_other_ranks(image);
     }
     load_scope(own, /*of_each_rank=*/true);
@@ -132,12 +133,13 @@ void PartLoader::check_virtual_ranks(const Dict& whole) const {
     return count == 0 ? std::string("no virtual ranks") : std::to_string(count) + " virtual ranks";
   };
   if (mine != theirs)
-    throw Error("the checkpoint is of a run with " + describe(theirs) + ", but this run has " + describe(mine) +
+    throw Error("the checkpoint was saved by a run with " + describe(theirs) + ", but this run has " + describe(mine) +
                 "; set ContextOptions::virtual_ranks, or LOCKSTEP_VIRTUAL_RANKS, as in that run");
   if (mine != 0 && saved(kThreadsKey) != virtual_ranks_->threads())
-    throw Error("the checkpoint is of a run whose ranks used " + std::to_string(saved(kThreadsKey)) +
-                " threads each, but these use " + std::to_string(virtual_ranks_->threads()) +
-                ", which gives other bits; set ContextOptions::threads, or OMP_NUM_THREADS, as in that run");
+    throw Error(
+        "the checkpoint was saved by ranks with " + std::to_string(saved(kThreadsKey)) +
+        " threads each, but these ranks have " + std::to_string(virtual_ranks_->threads()) +
+        ", so the results would differ in their bits; set ContextOptions::threads, or OMP_NUM_THREADS, as in that run");
 }
 
 void PartLoader::restore_virtual_states(const CheckpointImage& image) const {

@@ -68,8 +68,9 @@ void refuse_borrowed(const c10::IValue& value, const std::string& name) {
     const at::Tensor& tensor = value.toTensor();
     if (tensor.defined() && tensor.has_storage() && is_borrowed(tensor.storage().unsafeGetStorageImpl()))
       throw Error("`" + name +
-                  "` has averaged weights now, which a run would go on from; save when the guard of "
-                  "Ema::averaged_weights() is gone. lockstep::save(ema.averaged_state(), path) writes the averages");
+                  "` holds averaged weights now, and a resumed run would continue from them; save after the guard of "
+                  "Ema::averaged_weights() has been destroyed. To save the averages alone, call "
+                  "lockstep::save(ema.averaged_state(), path)");
   } else if (value.isGenericDict()) {
     for (const auto& item : value.toGenericDict())
       refuse_borrowed(item.value(), item.key().isString() ? name + '.' + item.key().toStringRef() : name);
@@ -175,7 +176,7 @@ CheckpointMessage CheckpointSaver::save(const std::vector<CheckpointPart>& parts
   result = CheckpointMessage::decode(group_.broadcast_bytes(result.encode()), 0);
   if (is_main() && score && !std::isfinite(*score) && result.outcome != Outcome::kFailed) {
     TORCH_WARN("the score of the checkpoint of step ", step, " is ", *score,
-               ", which says nothing about how good it is, so it has none");
+               ", which cannot be compared; the checkpoint is kept without a score");
   }
   if (result.outcome != Outcome::kInSlices) return result;
   const bool whole = std::none_of(parts.begin(), parts.end(), std::mem_fn(&CheckpointPart::lies_in_slices));

@@ -140,7 +140,7 @@ void Checkpointer::State::compare_parts() {
   parts_compared = false;
   if (difference.empty())
     throw Error("Checkpointer: the model " + *problem +
-                ", of which others may have other weights; add the module itself and its optimizer with "
+                ", so other ranks may hold other weights; add the module itself and its optimizer with "
                 "Scope::kEachRank");
   throw Error("ranks have added different parts to the Checkpointer: " + difference +
               ". Every rank must add the same parts, in the same order and with the same scope");
@@ -158,8 +158,9 @@ void Checkpointer::State::check_step(int64_t step) const {
   if (step < 0 || step > kMost)
     throw Error("the step is " + std::to_string(step) + "; steps count from 0 to " + std::to_string(kMost));
   if (step < newest)
-    throw Error("this run has already saved step " + std::to_string(newest) +
-                ", which would be resumed instead; steps must ascend, and resume() goes back to a checkpoint");
+    throw Error(
+        "this run has already saved step " + std::to_string(newest) +
+        ", and a restart would resume that one; steps must increase, so call resume() to return to a checkpoint");
   if (newest < 0 && step <= saver.step_found())
     throw Error("the folder " + path + " holds step " + std::to_string(saver.step_found()) +
                 " of another run, which would be resumed instead. Call resume() before the first step to go on with "
@@ -237,13 +238,13 @@ Checkpointer::Checkpointer(const std::string& folder, Group group, CheckpointerO
 Checkpointer::~Checkpointer() = default;
 
 Checkpointer& Checkpointer::add(const std::string& name, Part part, Scope scope) {
-  TORCH_CHECK(
-      name != kStepKey && name != kRanksKey && name != kRandom && name != kRandomCuda && name != kRandomVirtual &&
-          name != kVirtualRanksKey && name != kThreadsKey && name != kAccumulationKey && !name.empty(),
-      "Checkpointer: a part cannot be called `", name, "`, which the file needs for itself; choose another name");
+  TORCH_CHECK(name != kStepKey && name != kRanksKey && name != kRandom && name != kRandomCuda &&
+                  name != kRandomVirtual && name != kVirtualRanksKey && name != kThreadsKey &&
+                  name != kAccumulationKey && !name.empty(),
+              "Checkpointer: a part cannot be called `", name, "`, a name that the file reserves; choose another");
   for (const auto& known : state_->parts)
-    TORCH_CHECK(known.name != name, "Checkpointer: there is already a part called `", name, "`; choose another name");
-  TORCH_CHECK(part.save && part.load, "Checkpointer: part `", name, "` needs both of its functions, save and load");
+    TORCH_CHECK(known.name != name, "Checkpointer: a part already has the name `", name, "`; choose another name");
+  TORCH_CHECK(part.save && part.load, "Checkpointer: part `", name, "` must have both functions, save and load");
   state_->parts.push_back({name, std::move(part), scope});
   return *this;
 }
@@ -281,7 +282,8 @@ Checkpointer& Checkpointer::add(const std::string& name, torch::optim::Optimizer
 
 Checkpointer& Checkpointer::add(const std::string& name, detail::StateInSlices& model) {
   add(name, Part{.save = [name]() -> c10::IValue {
-                   throw Error("Checkpointer: `" + name + "` lies in parts on the ranks, and none may hold it all");
+                   throw Error("Checkpointer: `" + name +
+                               "` is sharded over the ranks and cannot be saved as a whole on one of them");
                  },
                  .load = [&model](const c10::IValue& state) { model.load_state_dict(to_state_dict(state)); }});
   state_->parts.back().save_in_slices = [&model](const Group& group) -> std::optional<c10::IValue> {

@@ -27,8 +27,7 @@ void check_group_options(const std::vector<torch::optim::OptimizerParamGroup>& g
     if (!groups[i].has_options()) continue;
     const torch::optim::OptimizerOptions& given = groups[i].options();
     TORCH_CHECK(typeid(given) == typeid(wanted), "group ", i, " has ", readable(typeid(given)), ", but ",
-                readable(optimizer), " takes ", readable(typeid(wanted)),
-                "; make the groups with these, or the optimizer that the options belong to");
+                readable(optimizer), " takes ", readable(typeid(wanted)), "; give the group options of this optimizer");
   }
 }
 

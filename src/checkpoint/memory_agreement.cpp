@@ -74,7 +74,7 @@ void compare_memory_states(const Group& group, const c10::impl::GenericDict& com
   if (difference.empty()) return;
   own_page().fail(RankFailure::kDiverged, -1, difference);
   throw Error("a checkpoint in memory holds one state for all ranks, so it must be the same on all of them: " +
-              difference + ". Add a part that may differ with Scope::kEachRank or Scope::kRankZero");
+              difference + ". If ranks may differ in a part, add it with Scope::kEachRank or Scope::kRankZero");
 }
 
 }  // namespace lockstep

@@ -127,7 +127,7 @@ at::Tensor Bringer::place_of(const ByteRange& range) const {
     if (range.begin >= partial.begin && range.end <= partial.begin + partial.bytes.nbytes())
       return partial.bytes.narrow(0, static_cast<int64_t>(range.begin - partial.begin),
                                   static_cast<int64_t>(range.bytes()));
-  throw Error("a range of the checkpoint in memory lies in no storage");
+  throw Error("the checkpoint in memory is damaged: a range lies in no storage");
 }
 
 /// Reads what this machine has, and returns the rest. `held`: by rank, a digit for each rank that saved.
@@ -144,7 +144,7 @@ std::vector<SliceRequest> Bringer::read_here(const std::vector<ByteRange>& range
     for (size_t rank = 0; rank < held.size(); ++rank)
       if (held[rank].size() > saved && held[rank][saved] == '1') sources.push_back(static_cast<int>(rank));
     if (sources.empty())
-      throw Error("no machine holds what rank " + std::to_string(holder) + " saved of parts that lie in slices");
+      throw Error("no machine holds what rank " + std::to_string(holder) + " saved of the sharded parts");
     requests.push_back({range, sources[static_cast<size_t>(group_.rank()) % sources.size()]});
   }
   return requests;

@@ -87,7 +87,7 @@ std::string describe(const WholeSlot& slot) {
 
 WholeSlot described(const std::string& text) {
   const std::vector<uint64_t> numbers = numbers_in(text);
-  if (numbers.size() < 6) throw Error("a machine describes its checkpoint in memory wrongly");
+  if (numbers.size() < 6) throw Error("a machine sent an invalid description of its checkpoint in memory");
   return {.sequence = numbers[0],
           .header = {.step = static_cast<int64_t>(numbers[1]),
                      .owner = numbers[2],
@@ -229,7 +229,7 @@ std::optional<WholeSlot> MemoryMachines::newest_for_all(const Group& group, Slot
     const bool any = std::any_of(all.begin(), all.end(), [](const auto& states) { return !states.empty(); });
     if (any && rank_ == 0) {
       TORCH_WARN(
-          "the checkpoints in memory are left out: their slices are not all on the machines that are left, as after "
+          "the checkpoints in memory cannot be used: some of their slices were on machines that are gone, as after the "
           "the "
           "loss of two neighbours");
     }
@@ -252,9 +252,9 @@ std::optional<WholeSlot> MemoryMachines::newest_for_all(const Group& group, Slot
   if (lacking.empty()) return chosen;
   const std::string problem = send(group, memory, holder, receives, chosen);
   if (rank_ == 0) {
-    TORCH_WARN("the machines of ranks ", lacking, " do not hold the checkpoint in memory of step ", chosen.header.step,
+    TORCH_WARN("the machines of ranks ", lacking, " do not have the checkpoint in memory of step ", chosen.header.step,
                problem.empty() ? "; that of rank " + std::to_string(holder) + " has sent it to them"
-                               : " and cannot be sent it, so it is left out: " + problem);
+                               : " and could not receive it, so it is not used: " + problem);
   }
   if (!problem.empty()) return {};
   return chosen;

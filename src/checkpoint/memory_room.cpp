@@ -84,7 +84,7 @@ void MemoryRoom::open(const Sizes& sizes) {
 void MemoryRoom::open_own(uint64_t own_bytes) {
   if (own_bytes > StateMemory::kOwnBytes)
     throw LimitError("what rank " + std::to_string(rank_) + " has of its own takes " + in_mebibytes(own_bytes) +
-                     ", and there are addresses for " + in_mebibytes(StateMemory::kOwnBytes));
+                     ", more than the reserved " + in_mebibytes(StateMemory::kOwnBytes));
   own_capacity_ = std::min(with_room(own_bytes), StateMemory::kOwnBytes);
   memory_.open_window(MappedSlots::kOwn0, StateMemory::own_at(0, rank_), own_capacity_);
   memory_.open_window(MappedSlots::kOwn1, StateMemory::own_at(1, rank_), own_capacity_);

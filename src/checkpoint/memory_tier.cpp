@@ -62,7 +62,9 @@ std::unique_ptr<MappedSlots> open_memory(const Group& group) {
         "with --ranks, without a limit on the size of files (ulimit -f)");
   if (number_in(environment.rank) != group.rank() || number_in(environment.world_size) != group.world_size() ||
       group.world_size() > StateMemory::kMaxRanks)
-    throw Error("the group is not that of all ranks of the launcher; give the Checkpointer the group of the Context");
+    throw Error(
+        "the group does not contain all ranks that the launcher started; give the Checkpointer the group of the "
+        "Context");
   return std::make_unique<MappedSlots>(fd);
 }
 
@@ -161,7 +163,7 @@ std::unique_ptr<MemoryTier> MemoryTier::make(const std::string& folder, const Gr
     first_rank = group.rank() - std::max(0, number_in(Environment::from_process().local_rank));
     if (in_use.exchange(true)) {
       memory.reset();
-      throw Error("another Checkpointer of this process saves to memory; let one do it");
+      throw Error("another Checkpointer of this process already saves to memory, and only one may");
     }
   });
   const auto said = group.all_gather_bytes(std::to_string(first_rank) + " " + problem);
@@ -173,7 +175,7 @@ std::unique_ptr<MemoryTier> MemoryTier::make(const std::string& folder, const Gr
     if (memory) in_use = false;
     const std::string text = "memory_every_n_steps: rank " + std::to_string(rank) + " cannot save to memory: " + its;
     if (!options.disk_if_no_memory)
-      throw Error(text + ". With disk_if_no_memory = true checkpoints are then saved to disk alone");
+      throw Error(text + ". To save to disk alone in this case, set disk_if_no_memory = true");
     if (group.rank() == 0) {
       TORCH_WARN(text, ". Checkpoints are saved to disk alone");
     }
@@ -328,7 +330,7 @@ void MemoryTier::wait_for_last_save(int64_t step) const {
   for (int rank = writer_->unfinished_rank(); rank >= 0; rank = writer_->unfinished_rank()) {
     if (deadline.passed())
       throw Error("the checkpoint in memory of step " + std::to_string(step) + " cannot be saved: rank " +
-                  std::to_string(rank) + " has not saved the one before; all ranks must call step() for each step");
+                  std::to_string(rank) + " has not saved the previous one; every rank must call step() for each step");
     if (++turns > 100) std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 }

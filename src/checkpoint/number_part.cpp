@@ -49,7 +49,7 @@ std::string string_of(const c10::IValue& state) {
 
 void check_whole_number(uint64_t value) {
   if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-    throw Error("it is " + std::to_string(value) + ", and a checkpoint holds whole numbers up to " +
+    throw Error("it is " + std::to_string(value) + ", and a checkpoint can hold whole numbers up to " +
                 std::to_string(std::numeric_limits<int64_t>::max()));
 }
 

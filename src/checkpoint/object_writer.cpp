@@ -81,7 +81,7 @@ void ObjectWriter::add(const c10::IValue& value, const Place& place) {
     add_dict(value, place);
   } else {
     TORCH_CHECK(false, "cannot save ", place.name(), ": it is a ", value.tagKind(),
-                "; tensors, numbers, texts, None, lists, tuples and dictionaries of them can be saved");
+                "; only tensors, numbers, strings, None, and lists, tuples and dictionaries of these can be saved");
   }
 }
 
@@ -90,7 +90,7 @@ void ObjectWriter::add_dict(const c10::IValue& value, const Place& place) {
   for (const auto& item : value.toGenericDict()) {
     const c10::IValue& key = item.key();
     TORCH_CHECK(key.isString() || key.isInt(), "cannot save ", place.name(), ": a key of it is a ", key.tagKind(),
-                "; texts and whole numbers can be keys");
+                "; keys are strings or whole numbers");
     const Place inner = place.inner(key, value);
     add(key, inner);
     add(item.value(), inner);
@@ -103,7 +103,7 @@ void ObjectWriter::add_tensor(const at::Tensor& given, const Place& place) {
   const Dtype* dtype = dtype_of(given.scalar_type());
   TORCH_CHECK(given.layout() == at::kStrided && dtype != nullptr && !given.is_meta(), "cannot save ", place.name(),
               ": it is a ", given.toString(), " of layout ", given.layout(),
-              "; plain tensors can be saved, so convert it first");
+              "; only plain tensors can be saved, so convert it first");
   at::Tensor tensor = given.detach();
   if (tensor.is_conj() || tensor.is_neg()) tensor = tensor.resolve_conj().resolve_neg();
   const size_t storage = storage_of(tensor);

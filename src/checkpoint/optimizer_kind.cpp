@@ -198,7 +198,7 @@ OptimizerKind kind_of(const Optimizer& optimizer) {
   if (dynamic_cast<const torch::optim::RMSprop*>(&optimizer)) return rmsprop_kind();
   if (dynamic_cast<const torch::optim::Adagrad*>(&optimizer)) return adagrad_kind();
   TORCH_CHECK(false,
-              "the state of this optimizer is not known to Lockstep; it knows SGD, Adam, AdamW, RMSprop and Adagrad");
+              "Lockstep does not know the state of this optimizer; it knows SGD, Adam, AdamW, RMSprop and Adagrad");
 }
 
 }  // namespace lockstep

@@ -58,7 +58,7 @@ std::string problem_of(const at::Tensor& value, const Field& field, const at::Te
   if (value.sizes() != (field.is_scalar ? at::IntArrayRef() : sizes)) {
     text << "shape " << value.sizes() << " given, ";
     if (field.is_scalar)
-      text << "a scalar expected";
+      text << "expected a scalar";
     else
       text << sizes << " in the parameter";
   } else if (value.is_complex() && !parameter.is_complex()) {
@@ -151,7 +151,8 @@ States read_states(const Kind& kind, const std::vector<Parameter>& parameters, c
 void check(const std::string& problems) {
   if (!problems.empty())
     throw RefusedInput(
-        "the state does not fit the optimizer, so it is of another kind of optimizer or of another model:" + problems);
+        "the state does not fit the optimizer; it belongs to another kind of optimizer or to another model:" +
+        problems);
 }
 
 void apply(Optimizer& optimizer, const std::vector<Parameter>& parameters, States states) {
@@ -200,7 +201,7 @@ std::vector<std::unique_ptr<OptimizerOptions>> read_options(const Optimizer& opt
       const bool matters = std::string(name) == "maximize" || std::string(name) == "decoupled_weight_decay";
       const c10::IValue value = value_of(group, std::string(name));
       if (matters && !value.isNone() && !same(value, expected))
-        problems += place + name + " is set otherwise than C++'s optimizer of this name does it";
+        problems += place + name + " has a value that LibTorch's optimizer of this name does not support";
     }
   }
   return result;
@@ -221,7 +222,7 @@ std::map<int64_t, size_t> places_of(const std::vector<c10::IValue>& groups, cons
                   " parameters given, " + std::to_string(own) + " in the optimizer";
     for (const c10::IValue& number : numbers)
       if (!number.isInt() || !places.emplace(number.toInt(), place++).second)
-        problems += "\n  param_groups." + std::to_string(i) + ".params has something else than different numbers";
+        problems += "\n  param_groups." + std::to_string(i) + ".params must be numbers that are all different";
   }
   return places;
 }
@@ -367,7 +368,7 @@ void load(Optimizer& optimizer, const c10::IValue& object, Tensors tensors) {
     group_list = value_of(object.toGenericDict(), std::string("param_groups"));
   }
   if (!state.isGenericDict() || !group_list.isList())
-    throw RefusedInput("this is not the state of an optimizer: a dictionary with `state` and `param_groups` is needed");
+    throw RefusedInput("this is not the state of an optimizer: expected a dictionary with `state` and `param_groups`");
   const std::vector<c10::IValue> groups = group_list.toList().vec();
   std::string problems;
   if (groups.size() != optimizer.param_groups().size())

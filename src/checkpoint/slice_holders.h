@@ -13,8 +13,8 @@ namespace lockstep {
 /// Throws Error: a state lies in slices on the ranks of `holders`, which is not the Checkpointer's `group`.
 [[noreturn]] inline void refuse_other_group(const Group& holders, const Group& group) {
   throw Error("a state lies in slices on " + counted(holders.world_size(), "rank", "ranks") +
-              ", those of the model's group, and the Checkpointer was made over another group, of " +
-              counted(group.world_size(), "rank", "ranks") + "; give it the group that the model was made with");
+              ", those of the model's group, but the Checkpointer was made with another group, of " +
+              counted(group.world_size(), "rank", "ranks") + "; make it with the group that the model was made with");
 }
 
 /// Whether `holders` is `group`. Throws Error if it is another group and no rank may hold the whole state.

@@ -72,7 +72,7 @@ FileDescriptor state_file(const std::string& folder) {
   struct statfs system;
   if (!file || ::fstatfs(file.get(), &system) != 0) refuse_folder(folder, std::strerror(errno));
   if (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC)
-    refuse_folder(folder, "it lies in memory; name one on a disk, or leave state_folder empty");
+    refuse_folder(folder, "it is in memory (tmpfs); name a folder on a disk, or leave state_folder empty");
   return file;
 }
 

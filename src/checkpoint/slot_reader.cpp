@@ -23,7 +23,7 @@ std::vector<WholeSlot> SlotReader::intact(size_t most) const {
     if (problem.empty())
       intact.push_back(std::move(slot));
     else
-      TORCH_WARN("the checkpoint in memory of step ", slot.header.step, " is left out: ", problem);
+      TORCH_WARN("the checkpoint in memory of step ", slot.header.step, " is not used: ", problem);
   }
   return intact;
 }
@@ -34,15 +34,15 @@ std::string SlotReader::problem_of(const WholeSlot& slot) const {
       const SlotSource source(name, memory_, offset, bytes);
       const PtFile file(source);
     };
-    look_at("what ranks have in common", StateMemory::common_at(slot.slot), slot.header.common_bytes);
+    look_at("the part that ranks share", StateMemory::common_at(slot.slot), slot.header.common_bytes);
     for (int rank = 0; rank < slot.world_size(); ++rank)
-      look_at("what rank " + std::to_string(rank) + " had", StateMemory::own_at(slot.slot, rank),
+      look_at("the part of rank " + std::to_string(rank), StateMemory::own_at(slot.slot, rank),
               slot.own_bytes[static_cast<size_t>(rank)]);
   });
 }
 
 ImageSlices SlotReader::slices(const WholeSlot& slot) const {
-  const SlotSource source("what rank 0 had", memory_, StateMemory::own_at(slot.slot, 0), slot.own_bytes.at(0));
+  const SlotSource source("the part of rank 0", memory_, StateMemory::own_at(slot.slot, 0), slot.own_bytes.at(0));
   const c10::impl::GenericDict own = ObjectReader(source).object().toGenericDict();
   return own.contains(kSlicesKey) ? ImageSlices::decode(own.at(kSlicesKey).toStringRef()) : ImageSlices();
 }

@@ -111,9 +111,9 @@ std::string difference_of_lines(const std::vector<std::string>& ranks) {
         std::find_if(at_this_place.begin(), at_this_place.end(), [&](auto line) { return line != usual; });
     const std::string name = name_of(usual), others = name_of(*other);
     if (name == others)
-      return name + " on " + rank_names(odd) + " is not what it is on " + ranks_with(at_this_place, usual);
-    return "some entries are missing, or stand in another order: " + others + " on " + rank_names(odd) + " is where " +
-           name + " is on " + ranks_with(at_this_place, usual);
+      return name + " on " + rank_names(odd) + " differs from that on " + ranks_with(at_this_place, usual);
+    return "some entries are missing, or in another order: " + others + " on " + rank_names(odd) + " is where " + name +
+           " is on " + ranks_with(at_this_place, usual);
   }
   return "";
 }

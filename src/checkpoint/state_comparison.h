@@ -12,7 +12,7 @@ namespace lockstep {
 /// `in_slices`: for memory in slices on the ranks, only dtype and shape are compared.
 std::string lines_of_state(const c10::IValue& state, bool in_slices = false);
 
-/// Describes the first line that differs between ranks: "averages.0.weight on rank 1 is not what it is on ranks 0, 2";
+/// Describes the first line that differs between ranks: "averages.0.weight on rank 1 differs from that on ranks 0, 2";
 /// "" if none does. Element r holds rank r's lines.
 std::string difference_of_lines(const std::vector<std::string>& ranks);
 

@@ -66,7 +66,7 @@ LoadStateReport load_state_dict(torch::nn::Module& module, const StateDict& stat
   if (!problems.empty()) throw RefusedInput("the state does not fit the module:" + problems);
   if (!report.removed_prefix.empty()) {
     TORCH_WARN("the names of the state start with `", report.removed_prefix,
-               "`, which a wrapper of Python left; it was taken off, so that they match the module's");
+               "`, which a Python wrapper added; the prefix was removed to match the names in the module");
   }
   std::vector<at::Tensor> tensors;
   for (const auto& item : own) tensors.push_back(item.value());

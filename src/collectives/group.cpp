@@ -319,7 +319,7 @@ at::Tensor Group::all_to_all(const at::Tensor& input, std::vector<int64_t> input
                              std::vector<int64_t> output_splits) const {
   const CallGuard guard = state_->enter("all_to_all");
   check_tensor("all_to_all", "input", input);
-  TORCH_CHECK(input.dim() > 0, "all_to_all: splits count rows, so the input needs at least one dimension");
+  TORCH_CHECK(input.dim() > 0, "all_to_all: splits count rows, so the input must have at least one dimension");
   auto output = at::empty(with_rows(rows_of("output", output_splits), input.sizes().slice(1)),
                           input.options().requires_grad(false));
   all_to_all_async(output, input, std::move(input_splits), std::move(output_splits)).wait();
@@ -332,17 +332,17 @@ Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, 
   check_tensor("all_to_all", "input", input);
   check_tensor("all_to_all", "output", output);
   TORCH_CHECK(input.scalar_type() == output.scalar_type(), "all_to_all: the input is ", dtype_name(input.scalar_type()),
-              ", the output is ", dtype_name(output.scalar_type()), "; give both one dtype");
+              ", the output is ", dtype_name(output.scalar_type()), "; give both the same dtype");
   check_written("all_to_all", output);
   check_apart("all_to_all", input, output, -1);
   const auto check_splits = [&](const char* role, const at::Tensor& tensor, const std::vector<int64_t>& splits) {
-    TORCH_CHECK(tensor.dim() > 0, "all_to_all: the ", role, " needs a dimension of rows");
+    TORCH_CHECK(tensor.dim() > 0, "all_to_all: the ", role, " must have a dimension of rows");
     const int64_t sum = rows_of(role, splits);
     const bool even = splits.empty() && tensor.size(0) % world_size() == 0;
     const bool uneven = static_cast<int>(splits.size()) == world_size() && sum == tensor.size(0);
     TORCH_CHECK(even || uneven, "all_to_all: the ", role, " has ", tensor.size(0), " rows for ", world_size(),
-                " ranks; give one split for each rank, which together make up its rows (", splits.size(),
-                " splits make up ", sum, ")");
+                " ranks; give one split for each rank, so that they add up to its rows (", splits.size(),
+                " splits add up to ", sum, ")");
   };
   check_splits("input", input, input_splits);
   check_splits("output", output, output_splits);

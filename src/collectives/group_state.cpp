@@ -34,7 +34,7 @@ void finish_group(Group::State& group, const Deadline& deadline, bool is_told) n
     has_told = true;
     own_page().fail(RankFailure::kMismatch, -1, why);
     TORCH_WARN("rank ", group.rank, " of ", group.world_size,
-               " leaves a group in which it never waited for an operation, whose result is not there: ", why,
+               " leaves a group in which it never waited for an operation that did not complete: ", why,
                group.on_page.names_of_ranks(),
                "\nCall wait() on every Work that an _async call returns: it throws this as an Error");
   } catch (const std::exception&) {

@@ -53,7 +53,8 @@ struct Memory {
   bool is(const Memory& other) const { return begin == other.begin && end == other.end; }
 };
 
-constexpr const char* kWayOut = "; ranks would read what is being written. Use another tensor, or clone() one of them";
+constexpr const char* kWayOut =
+    ", so ranks would read what is being written. Use another tensor, or clone() one of them";
 
 }  // namespace
 
@@ -73,7 +74,7 @@ void check_lists_apart(const char* operation, const std::vector<at::Tensor>& out
   for (size_t i = 0; i < written.size(); ++i) {
     for (size_t j = 0; j < i; ++j)
       TORCH_CHECK(!written[i].overlaps(written[j]), operation, ": outputs ", j, " and ", i,
-                  " share memory, and would overwrite each other. Give every output a tensor of its own");
+                  " share memory and would overwrite each other. Give every output a tensor of its own");
     for (size_t j = 0; j < read.size(); ++j)
       TORCH_CHECK(!written[i].overlaps(read[j]) || (i == own_output && j == own_input && written[i].is(read[j])),
                   operation, ": input ", j, " and output ", i, " share memory", kWayOut);
@@ -84,7 +85,7 @@ int64_t rows_of(const char* role, const std::vector<int64_t>& splits) {
   int64_t rows = 0;
   for (const int64_t split : splits)
     TORCH_CHECK(split >= 0 && !__builtin_add_overflow(rows, split, &rows), "all_to_all: the splits of the ", role, ", ",
-                at::IntArrayRef(splits), ", are no numbers of rows; give 0 or more for each rank");
+                at::IntArrayRef(splits), ", are not all numbers of rows; give 0 or more for each rank");
   return rows;
 }
 

@@ -33,7 +33,8 @@ inline std::vector<bool> stuck_ranks(const std::vector<Needs>& needs) {
 
 /// Follows the sentences about what each rank waits for.
 inline constexpr const char* kStuckHint =
-    ". Nobody can go on. Every send needs a recv with the same tag, and while one rank of a pair sends the other must "
+    ". None of them can go on. Every send needs a recv with the same tag, and while one rank of a pair sends the other "
+    "must "
     "receive; send_async() and recv_async() do not wait.";
 
 }  // namespace lockstep

@@ -59,9 +59,9 @@ FileDescriptor listen_tcp(const std::string& host, int port) {
   const Addresses addresses = resolve(host, port, SOCK_STREAM);
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     if (is_wildcard(*address))
-      throw Error(
-          "rank 0 does not listen on " + with_port(host, port) +
-          ", which means every network of the machine; set MASTER_ADDR to the one address that the others reach");
+      throw Error("rank 0 does not listen on " + with_port(host, port) +
+                  ", which would mean every network of the machine; set MASTER_ADDR to the one address that the other "
+                  "ranks reach");
     FileDescriptor socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const int on = 1;
     if (!socket || setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0) continue;

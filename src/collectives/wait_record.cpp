@@ -12,7 +12,7 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kAdvice =
-    "Every rank makes the same calls of its groups, and of what is made of them, in the same order";
+    "Every rank must make the same calls of its groups, and of the objects made with them, in the same order";
 
 /// A text of any bytes, preceded by its size.
 void write_text(std::ostream& out, const std::string& text) { out << text.size() << ' ' << text << ' '; }

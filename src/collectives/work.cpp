@@ -37,7 +37,7 @@ std::string describe_failure(const Work::State& state, const std::exception& cau
   text << state.operation << " #" << state.sequence << ' ' << arguments_of(state) << " failed on rank "
        << state.group->rank << " of " << state.group->world_size << " after " << seconds_since(state.started)
        << " s: " << why << (timed_out ? timeout_hint : "") << state.group->on_page.names_of_ranks()
-       << "\nIf another rank ended first, its own message says why.";
+       << "\nIf another rank ended first, see its own message for the cause.";
   return text.str();
 }
 

@@ -23,7 +23,7 @@ int local_rank() {
   if (world.local_rank) return *world.local_rank;
   if (world.world_size == 1) return 0;
   throw Error(
-      "lockstep::device() cannot know its local rank yet, which the launcher does not say; make the Context "
+      "lockstep::device(): the local rank is not known yet, because the launcher does not give it; make the Context "
       "first");
 }
 

@@ -27,9 +27,9 @@ MainFirst::MainFirst(const Context& context)
   if (is_first_) return;
   const int64_t failed = meet(group_, false);
   if (failed >= 0) {
-    const std::string text = "rank " + std::to_string(failed) +
-                             " failed in the scope of main_first(), which it entered before the "
-                             "others; its own output says why";
+    const std::string text =
+        "rank " + std::to_string(failed) +
+        " failed in the scope of main_first(), which it enters before the others; see its output for the reason";
     note_error(RankFailure::kPeer, static_cast<int>(failed), text);
     throw Error(text);
   }
@@ -73,7 +73,7 @@ c10::IValue from_rank_zero(const Group& group, const std::function<c10::IValue()
   const auto& elements = answer.toTupleRef().elements();
   const std::string& problem = elements[1].toStringRef();
   if (!problem.empty()) {
-    const std::string text = "rank 0 failed in what it does for all ranks: " + problem;
+    const std::string text = "rank 0 failed in the function that it runs for all ranks: " + problem;
     note_error(RankFailure::kPeer, -1, text);  // rank 0 of the group, whose number at the launcher may differ
     throw Error(text);
   }

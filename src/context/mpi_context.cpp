@@ -22,7 +22,7 @@ BackendFactory choose_engine(const std::shared_ptr<mpi_engine::Pump>& pump, cons
   if (backend == "shm" && !one_machine)
     throw Error(
         "ContextOptions::backend is \"shm\", but the ranks of the communicator are on several machines; leave it "
-        "empty, and MPI carries what goes from machine to machine");
+        "empty, and MPI will carry the messages between machines");
   const mpi_engine::Options how{.machine = machine_name(),
                                 .flat = backend == "mpi",
                                 .one_machine = one_machine,

@@ -18,7 +18,7 @@ std::atomic<pid_t> holder{0};
 OnlyContext::OnlyContext() {
   if (holder.exchange(::getpid()) == ::getpid())
     throw Error(
-        "this process already has a Context, and there can be only one at a time; use that one, or let its scope end "
+        "this process already has a Context, and may have only one at a time; use that one, or let its scope end "
         "before you make another");
 }
 

@@ -76,10 +76,10 @@ std::chrono::milliseconds patience_of(const World& world, std::chrono::milliseco
   for (const int rank : missing) list += (list.empty() ? "" : ", ") + std::to_string(rank);
   const std::string found = "after " + std::to_string(timeout.count() / 1000) + " s " +
                             std::to_string(world.world_size - static_cast<int>(missing.size())) + " of " +
-                            std::to_string(world.world_size) + " ranks are there, missing " + list;
+                            std::to_string(world.world_size) + " ranks had joined, missing rank " + list;
   // For the launcher; -1 if all have arrived after all.
   own_page().fail(RankFailure::kMissing, missing.empty() ? -1 : missing.front(), found);
-  throw Error(found + "; see their output for why, or raise LOCKSTEP_JOIN_TIMEOUT_S if they start slowly");
+  throw Error(found + "; see their output for the reason, or raise LOCKSTEP_JOIN_TIMEOUT_S if they start slowly");
 }
 
 [[noreturn]] void throw_could_not_meet(const std::exception& cause) {

@@ -43,7 +43,7 @@ int choose_virtual_ranks(const ContextOptions& options, const Environment& envir
     throw Error(std::to_string(count) + " virtual ranks are too many; set at most " + std::to_string(kMaxVirtualRanks));
   if (count > 0 && count < world_size)
     throw Error("there are " + std::to_string(world_size) + " ranks for " + std::to_string(count) +
-                " virtual ranks, and each rank needs one at least; start " + std::to_string(count) +
+                " virtual ranks, and each rank needs at least one; start " + std::to_string(count) +
                 " ranks at most, or raise " +
                 (from_environment ? "LOCKSTEP_VIRTUAL_RANKS" : "ContextOptions::virtual_ranks"));
   return count;

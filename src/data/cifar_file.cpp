@@ -187,7 +187,7 @@ CifarImages read_archive(const fs::path& path, const CifarLayout& layout) {
     if (!member) continue;
     const std::string name = path.string() + ": " + layout.folder + "/" + *member;
     if (archive_entry_filetype(entry) != AE_IFREG || archive_entry_hardlink(entry) != nullptr)
-      throw RefusedInput(name + ": is a link, a folder or a device, expected a file");
+      throw RefusedInput(name + ": expected a file, found a link, a folder or a device");
     if (found.contains(*member)) throw RefusedInput(name + ": is in the archive twice");
     const int64_t bytes = archive_entry_size_is_set(entry) != 0 ? archive_entry_size(entry) : 0;
     check_size(name, bytes, layout);
@@ -201,7 +201,7 @@ CifarImages read_archive(const fs::path& path, const CifarLayout& layout) {
   images.pixels.reserve(pixels);
   for (const std::string& member : layout.members) {
     if (!found.contains(member))
-      throw RefusedInput(path.string() + ": holds no " + layout.folder + "/" + member + ". " + layout.remedy);
+      throw RefusedInput(path.string() + ": contains no " + layout.folder + "/" + member + ". " + layout.remedy);
     const CifarImages& part = found[member];
     images.pixels.insert(images.pixels.end(), part.pixels.begin(), part.pixels.end());
     images.labels.insert(images.labels.end(), part.labels.begin(), part.labels.end());
@@ -216,11 +216,11 @@ CifarImages read_cifar(const fs::path& path, const CifarLayout& layout) {
   std::error_code ignored;
   if (fs::is_regular_file(path, ignored)) return read_archive(path, layout);
   if (!fs::is_directory(path, ignored))
-    throw RefusedInput("data folder or archive '" + path.string() + "' is not there. " + layout.remedy);
+    throw RefusedInput("data folder or archive '" + path.string() + "' does not exist. " + layout.remedy);
   for (const fs::path& folder : {path, path / layout.folder})
     if (fs::exists(folder / layout.members.front(), ignored)) return read_folder(folder, layout);
   if (fs::exists(path / layout.archive, ignored)) return read_archive(path / layout.archive, layout);
-  throw RefusedInput("data folder '" + path.string() + "' holds neither " + layout.members.front() + ", nor " +
+  throw RefusedInput("data folder '" + path.string() + "' contains neither " + layout.members.front() + ", nor " +
                      layout.folder + ", nor " + layout.archive + ". " + layout.remedy);
 }
 

@@ -13,7 +13,7 @@ at::Tensor stack_examples(const std::vector<at::Tensor>& tensors) {
     TORCH_CHECK(tensors[i].defined(), "default_collate: example ", i, " of a batch has an undefined tensor");
     TORCH_CHECK(tensors[i].sizes() == tensors[0].sizes(), "default_collate: example ", i,
                 " of a batch has a tensor of ", tensors[i].sizes(), ", and the first one of ", tensors[0].sizes(),
-                "; give the loader a function that makes a batch of them, for example by padding");
+                "; give the loader a function that makes a batch of such tensors, for example by padding");
   }
   return at::stack(tensors);
 }
@@ -27,7 +27,7 @@ at::Tensor tensor_of(const std::vector<bool>& values) {
 
 void check_example(const at::Tensor& tensor, int64_t index) {
   TORCH_CHECK(tensor.defined(), "ExampleLoader: example ", index,
-              " of the dataset has an undefined tensor; get() gives every tensor a value");
+              " of the dataset has an undefined tensor; get() must give every tensor a value");
 }
 
 uint64_t example_seed(const Draw& draw, int64_t index) {

@@ -9,18 +9,19 @@ namespace lockstep {
 namespace {
 
 const Dataset& required(const std::shared_ptr<const Dataset>& dataset) {
-  TORCH_CHECK(dataset != nullptr, "DataLoader: no dataset");
+  TORCH_CHECK(dataset != nullptr, "DataLoader: the dataset is null");
   const Dataset& given = *dataset;
   TORCH_CHECK(given.size() > 0, "DataLoader: the dataset has no samples: size() of the ",
-              c10::demangle(typeid(given).name()), " is ", given.size(), "; look at the files it was made from");
+              c10::demangle(typeid(given).name()), " is ", given.size(), "; check the files that it was made from");
   return given;
 }
 
 void check_rows(const at::Tensor& tensor, const char* name, size_t samples) {
-  TORCH_CHECK(!tensor.defined() || (tensor.dim() > 0 && tensor.size(0) == static_cast<int64_t>(samples)),
-              "DataLoader: the dataset was asked for ", samples, " samples, but the `", name, "` that it returned has ",
-              tensor.dim() > 0 ? c10::str("the shape ", tensor.sizes()) : "no dimension",
-              "; get() stacks the samples along the first dimension, one for each index, in the order of the indices");
+  TORCH_CHECK(
+      !tensor.defined() || (tensor.dim() > 0 && tensor.size(0) == static_cast<int64_t>(samples)),
+      "DataLoader: the dataset was asked for ", samples, " samples, but the `", name, "` that it returned has ",
+      tensor.dim() > 0 ? c10::str("the shape ", tensor.sizes()) : "no dimension",
+      "; get() must stack the samples along the first dimension, one for each index, in the order of the indices");
 }
 
 detail::BatchType batches_of(const std::shared_ptr<const Dataset>& dataset) {

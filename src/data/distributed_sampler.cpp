@@ -18,7 +18,8 @@ int64_t indices_of_rank(int64_t dataset_size, const Shard& shard, const Distribu
     throw std::invalid_argument("DistributedSampler: rank " + std::to_string(rank) + " is not in a world of " +
                                 std::to_string(world_size));
   if (options.drop_last && options.exactly_once)
-    throw std::invalid_argument("DistributedSampler: drop_last leaves samples out, exactly_once keeps all; set one");
+    throw std::invalid_argument(
+        "DistributedSampler: drop_last omits samples and exactly_once keeps all of them; set only one");
   const int64_t each = dataset_size / world_size, left_over = dataset_size % world_size;
   if (options.drop_last || left_over == 0) return each;
   if (options.exactly_once) return each + (rank < left_over ? 1 : 0);

@@ -20,31 +20,32 @@ DistributedSamplerOptions sampler_options(const DataLoaderOptions& options) {
 
 void check(const DataLoaderOptions& options, const Shard& shard, int64_t shards, bool tensors_are_known) {
   TORCH_CHECK(options.batch_size > 0, "DataLoader: batch_size is ", options.batch_size,
-              "; set it to the number of samples that each rank takes in a step, at least 1");
+              "; set it to the number of samples per rank and step, at least 1");
   TORCH_CHECK(options.workers >= 0, "DataLoader: workers is ", options.workers,
-              "; set it to a number of threads, or to 0 to load in the loop itself");
+              "; set it to a number of threads, or to 0 to load batches in the training loop itself");
   TORCH_CHECK(options.prefetch > 0, "DataLoader: prefetch is ", options.prefetch,
-              "; set it to the batches a worker may be ahead, at least 1");
+              "; set it to the number of batches that a worker may prepare ahead, at least 1");
   TORCH_CHECK(!(options.drop_last && options.exactly_once),
-              "DataLoader: drop_last leaves samples out, exactly_once keeps all; set one of them");
+              "DataLoader: drop_last omits samples and exactly_once keeps all of them; set only one");
   TORCH_CHECK(!(options.shuffle && options.sampler != nullptr),
-              "DataLoader: the order is the sampler's, so shuffle has no effect; leave one of them out");
+              "DataLoader: the sampler decides the order, so shuffle has no effect; leave out one of the two");
   TORCH_CHECK(shard.rank >= 0 && shard.rank < shard.world_size, "DataLoader: rank ", shard.rank,
               " is not in a world of ", shard.world_size);
   TORCH_CHECK(options.accumulate > 0, "DataLoader: accumulate is ", options.accumulate,
-              "; set it to the number of micro-batches in a row, at least 1");
+              "; set it to the number of micro-batches per step, at least 1");
   TORCH_CHECK(!options.split_batches || options.batch_size % shards == 0,
               "DataLoader: with split_batches the batch_size of ", options.batch_size, " is divided among ", shards,
               shard.virtual_ranks ? " virtual ranks" : " ranks",
               ", but does not divide evenly; set it to a multiple of ", shards,
-              ", or leave split_batches out and set each rank's");
+              ", or leave out split_batches and give each rank's batch_size");
   TORCH_CHECK(!options.pin_memory || at::hasCUDA(),
-              "DataLoader: pin_memory needs CUDA, and this LibTorch or this machine has none; leave it out");
+              "DataLoader: pin_memory needs CUDA, which this LibTorch or this machine does not have; leave it out");
   TORCH_CHECK(!options.device || !options.device->is_cuda() || at::hasCUDA(), "DataLoader: the device is ",
-              options.device.value_or(at::kCPU), ", and this LibTorch or this machine has no CUDA; leave it out");
+              options.device.value_or(at::kCPU),
+              ", but this LibTorch or this machine has no CUDA; leave the device out");
   TORCH_CHECK(tensors_are_known || !(options.pin_memory || options.device),
-              "DataLoader: pin_memory and device need to know the tensors of a batch, and this type of batch does not "
-              "list them; give it a member for_each_tensor (example_loader.h), or leave the options out");
+              "DataLoader: pin_memory and device must find the tensors of a batch, which this type of batch does not "
+              "list; give it a member for_each_tensor (example_loader.h), or leave the options out");
 }
 
 }  // namespace
@@ -57,7 +58,7 @@ EpochPlan::EpochPlan(int64_t dataset_size, const Shard& shard, DataLoaderOptions
   check(options_, shard_, shard_count(), tensors_are_known);
   batch_size_ = options_.split_batches ? options_.batch_size / shard_count() : options_.batch_size;
   if (options_.sampler != nullptr) sampler_.emplace(options_.sampler, dataset_size);
-  TORCH_CHECK(places() > 0, "DataLoader: the sampler has no places: its size() is ", places());
+  TORCH_CHECK(places() > 0, "DataLoader: the sampler is empty: its size() is ", places());
 }
 
 std::vector<Shard> EpochPlan::shards() const {

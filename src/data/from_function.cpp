@@ -18,8 +18,8 @@ FromFunction::RandomFunction without_seeds(FromFunction::Function make) {
 void check_rows(const at::Tensor& tensor, const char* what, at::ArrayRef<int64_t> indices) {
   const auto wanted = static_cast<int64_t>(indices.size());
   TORCH_CHECK(tensor.dim() > 0 && tensor.size(0) == wanted, "FromFunction: the function was asked for ", wanted,
-              " samples, from index ", indices[0], " on, and returned a `", what, "` of the shape ", tensor.sizes(),
-              "; its first dimension counts the samples");
+              " samples from index ", indices[0], " on and returned a `", what, "` of the shape ", tensor.sizes(),
+              "; its first dimension must be the number of samples");
 }
 }  // namespace
 

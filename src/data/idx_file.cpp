@@ -105,10 +105,11 @@ std::filesystem::path find_idx(const std::filesystem::path& folder, const std::s
                                const std::string& remedy) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(folder, ignored))
-    throw RefusedInput("data folder '" + folder.string() + "' is not there. " + remedy);
+    throw RefusedInput("data folder '" + folder.string() + "' does not exist. " + remedy);
   for (const auto& path : {folder / name, folder / (name + ".gz")})
     if (std::filesystem::exists(path, ignored)) return path;
-  throw RefusedInput("data folder '" + folder.string() + "' holds neither " + name + " nor " + name + ".gz. " + remedy);
+  throw RefusedInput("data folder '" + folder.string() + "' contains neither " + name + " nor " + name + ".gz. " +
+                     remedy);
 }
 
 }  // namespace lockstep

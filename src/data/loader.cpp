@@ -59,7 +59,7 @@ LoaderBase::LoaderBase(detail::BatchType type, int64_t dataset_size, const Shard
     const int64_t batches = plan_->batches_in(samples);
     TORCH_CHECK(batches > 0 || !drop_last, "DataLoader: drop_last leaves no batch, because a rank's share is ", samples,
                 " of ", plan_->places(), " samples, fewer than the batch_size of ", plan_->batch_size(),
-                "; lower the batch size, use fewer ranks, or leave drop_last out");
+                "; lower the batch size, use fewer ranks, or leave out drop_last");
     size_ += batches;
     samples_ += drop_last ? batches * plan_->batch_size() : samples;
   }
@@ -131,8 +131,8 @@ c10::IValue LoaderBase::state_dict() const {
   if (current && start_ == 0) {
     epoch = position_->epoch + (position_->complete ? 1 : 0);
     TORCH_CHECK(!position_->within_step,
-                "the state of a DataLoader within a step, where some virtual ranks have had their micro-batch and some "
-                "have not; save it after the step (when DistributedDataParallel::step_complete() is true)");
+                "the state of a DataLoader was requested within a step, when only some virtual ranks had processed "
+                "their micro-batches; save it after the step (when DistributedDataParallel::step_complete() is true)");
     if (!position_->complete)
       samples = std::min(plan_->places(), position_->start + position_->taken * plan_->shard_count());
   }
@@ -149,7 +149,8 @@ c10::IValue LoaderBase::state_dict() const {
 }
 
 void LoaderBase::load_state_dict(const c10::IValue& state) {
-  TORCH_CHECK(epoch_count_ == 0, "DataLoader::load_state_dict inside the loop over epochs(); call it before the loop");
+  TORCH_CHECK(epoch_count_ == 0,
+              "DataLoader::load_state_dict was called inside the loop over epochs(); call it before the loop");
   const c10::impl::GenericDict own = state_dict().toGenericDict();
   if (!state.isGenericDict()) throw Error("the state of a DataLoader must be a dictionary");
   const c10::impl::GenericDict given = state.toGenericDict();
@@ -161,20 +162,21 @@ void LoaderBase::load_state_dict(const c10::IValue& state) {
   };
   SamplerOrder* const sampler = plan_->sampler();
   if (given.contains("sampler") != (sampler != nullptr))
-    throw Error(sampler != nullptr ? "the checkpoint is from a DataLoader without a sampler, but this one has a sampler"
-                                   : "the checkpoint is from a DataLoader with a sampler, but this one has none");
+    throw Error(sampler != nullptr
+                    ? "the checkpoint was saved by a DataLoader without a sampler, but this one has a sampler"
+                    : "the checkpoint was saved by a DataLoader with a sampler, but this one has none");
   for (const std::string key : {"dataset_size", "seed", "shuffle", "places", "drop_last", "exactly_once"}) {
     if (!own.contains(key)) continue;
     // States saved by versions that did not have these.
     if ((key == "drop_last" || key == "exactly_once") && !given.contains(key)) continue;
     const int64_t mine = own.at(key).isBool() ? int64_t{own.at(key).toBool()} : own.at(key).toInt();
     if (value(key) != mine)
-      throw Error("the checkpoint is from a DataLoader whose " + key + " was " + std::to_string(value(key)) + ", not " +
-                  std::to_string(mine) + "; samples would be lost or seen twice");
+      throw Error("the checkpoint was saved by a DataLoader whose " + key + " was " + std::to_string(value(key)) +
+                  ", not " + std::to_string(mine) + "; samples would be missed or seen twice");
   }
   const int64_t epoch = value("epoch"), samples = value("samples");
   if (epoch < 0 || epoch > std::numeric_limits<int>::max() || samples < 0 || samples > plan_->places())
-    throw Error("the checkpoint is from a DataLoader at sample " + std::to_string(samples) + " of epoch " +
+    throw Error("the checkpoint was saved by a DataLoader at sample " + std::to_string(samples) + " of epoch " +
                 std::to_string(epoch + 1) + ", which does not exist");
   if (sampler != nullptr && samples > 0) {
     const auto before = given.find("sampler_before");
@@ -191,8 +193,9 @@ void LoaderBase::load_state_dict(const c10::IValue& state) {
 void LoaderBase::set_epoch(int epoch) {
   TORCH_CHECK(epoch >= 0, "DataLoader::set_epoch: epochs count from 0, not ", epoch);
   if (epoch_count_ != 0) {
-    TORCH_CHECK(epoch == epoch_, "DataLoader::set_epoch(", epoch, ") inside the loop over epochs() at epoch ", epoch_,
-                "; the loop sets the epoch itself, so leave the call out");
+    TORCH_CHECK(epoch == epoch_, "DataLoader::set_epoch(", epoch,
+                ") was called inside the loop over epochs() at epoch ", epoch_,
+                "; the loop sets the epoch itself, so remove the call");
     return;
   }
   first_epoch_ = epoch_ = epoch;
@@ -208,7 +211,8 @@ LoaderBase::Epochs LoaderBase::epochs(int count) {
 
 LoaderBase::Epochs::Iterator LoaderBase::Epochs::begin() {
   TORCH_CHECK(loader_->epoch_count_ == 0,
-              "DataLoader::epochs: another loop over the epochs of this loader is under way; use a loader for each");
+              "DataLoader::epochs: another loop over the epochs of this loader is still running; give each loop its "
+              "own loader");
   if (loader_->first_epoch_ < count_) {
     under_way_ = true;
     loader_->epoch_ = loader_->first_epoch_;

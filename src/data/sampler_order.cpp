@@ -35,7 +35,7 @@ std::vector<int64_t> SamplerOrder::of_epoch(int epoch) {
   const int64_t hash = hash_of_order(order);
   if (resumed && again && hash != hash_)
     throw Error("the sampler's order of epoch " + std::to_string(epoch + 1) +
-                " is not the order that the checkpoint stopped in; samples would be lost or seen twice");
+                " differs from the order in which the checkpoint was saved; samples would be missed or seen twice");
   epoch_ = epoch;
   hash_ = hash;
   return order;

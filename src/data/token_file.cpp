@@ -36,7 +36,7 @@ TokenFile::TokenFile(const std::filesystem::path& path, TokenFileOptions options
   if (last < 0)
     throw RefusedInput(path.string() + ": expected at least " + std::to_string(options.block_length + 1) +
                        " tokens in the part from " + std::to_string(options.from) + " to " +
-                       std::to_string(options.to) + ", a block and the token after it, found " +
+                       std::to_string(options.to) + ", for one block and the token that follows it, found " +
                        std::to_string(tokens_) + "; use a shorter block_length or a larger part");
   size_ = last / options_.stride + 1;
 }
@@ -61,7 +61,7 @@ Batch TokenFile::get(at::ArrayRef<int64_t> indices) const {
     const int64_t at = std::find_if(data, data + length, is_foreign) - data;
     if (at == length && !is_foreign(target[length - 1])) continue;
     throw RefusedInput(map_->path().string() + ": token " +
-                       std::to_string(at < length ? data[at] : target[length - 1]) + " at place " +
+                       std::to_string(at < length ? data[at] : target[length - 1]) + " at position " +
                        std::to_string(first + at) + ", expected tokens below " + std::to_string(options_.vocabulary) +
                        "; the vocabulary or the token type does not match the file");
   }

@@ -55,13 +55,13 @@ void TokenMap::check_length() const {
   if (bytes < size_ * token_bytes_)
     throw RefusedInput(path_.string() + ": has become shorter since it was opened: expected " +
                        std::to_string(size_ * token_bytes_) + " bytes, found " + std::to_string(bytes) +
-                       "; replace such files by renaming a new one");
+                       "; replace such a file by renaming a new one over it");
 }
 
 void TokenMap::read(int64_t first, int64_t count, int64_t* to) const {
   if (first < 0 || count < 0 || first > size_ || count > size_ - first)
-    throw RefusedInput(path_.string() + ": " + std::to_string(count) + " tokens from place " + std::to_string(first) +
-                       " on, of " + std::to_string(size_));
+    throw RefusedInput(path_.string() + ": " + std::to_string(count) + " tokens from position " +
+                       std::to_string(first) + " on, of " + std::to_string(size_));
   const std::byte* from = tokens_ + first * token_bytes_;
   if (token_bytes_ == 1)
     widen<uint8_t>(from, count, to);

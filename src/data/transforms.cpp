@@ -74,7 +74,7 @@ double Random::uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
 Normalize::Normalize(at::ArrayRef<float> mean, at::ArrayRef<float> standard_deviation)
     : mean_(mean.vec()), standard_deviation_(standard_deviation.vec()) {
   TORCH_CHECK(!mean.empty() && mean.size() == standard_deviation.size(), "Normalize: ", mean.size(), " means and ",
-              standard_deviation.size(), " standard deviations; expected one of each, or one per channel");
+              standard_deviation.size(), " standard deviations; give one of each, or one per channel");
   for (const float each : standard_deviation)
     TORCH_CHECK(std::isfinite(each) && each != 0, "Normalize: a standard deviation is ", each);
   for (const float each : mean) TORCH_CHECK(std::isfinite(each), "Normalize: a mean is ", each);
@@ -215,7 +215,7 @@ at::Tensor RandomResizedCrop::operator()(const at::Tensor& images, at::ArrayRef<
 
 Transformed::Transformed(std::shared_ptr<const Dataset> dataset, std::vector<transforms::Transform> chain)
     : dataset_(std::move(dataset)), chain_(std::move(chain)) {
-  TORCH_CHECK(dataset_ != nullptr, "Transformed: no dataset");
+  TORCH_CHECK(dataset_ != nullptr, "Transformed: the dataset is null");
   for (const auto& transform : chain_) TORCH_CHECK(transform != nullptr, "Transformed: a transform is empty");
 }
 

@@ -130,20 +130,20 @@ void Replica::State::compare(const AttachedModel::Tensors& now) const {
   check_distinct(now.parameters);
   for (const auto& [name, tensor] : now.buffers)
     TORCH_CHECK(tensor.layout() == at::kStrided, "buffer ", name, " is sparse (", tensor.layout(),
-                "), and ranks can keep only dense ones equal; make it dense, or name it in parameters_to_ignore");
+                "), and only dense buffers can be kept equal; make it dense, or name it in parameters_to_ignore");
   for (const auto& [name, tensor] : now.parameters) {
-    TORCH_CHECK(tensor.layout() == at::kStrided, "parameter ", name, " is sparse (", tensor.layout(),
-                "), and gradients are reduced of dense parameters only; make it dense, or name it in "
-                "parameters_to_ignore");
+    TORCH_CHECK(
+        tensor.layout() == at::kStrided, "parameter ", name, " is sparse (", tensor.layout(),
+        "), and only gradients of dense parameters can be reduced; make it dense, or name it in parameters_to_ignore");
     TORCH_CHECK(tensor.is_leaf(), "parameter ", name,
                 " is the result of an operation, so backward leaves no gradient in it; pass the tensor that it was "
                 "computed from, or detach() it and set requires_grad");
     TORCH_CHECK(attached.is_known(tensor) || !GradientHook::follows(tensor), "parameter ", name,
-                " is attached to a DistributedDataParallel already; destroy that one first, or refresh() it");
+                " is already attached to a DistributedDataParallel; destroy that one first, or call its refresh()");
     TORCH_CHECK(!is_sharded(tensor), "parameter ", name,
-                " is held by a FullyShardedDataParallel, which adds up its gradients already; use one of the two");
+                " is held by a FullyShardedDataParallel, which already adds up its gradients; use one of the two");
     TORCH_CHECK(attached.is_known(tensor) || !GradientHook::is_reduced_by_c10d(tensor), "the gradients of parameter ",
-                name, " are averaged by torch's DistributedDataParallel (c10d::Reducer) already; use one of the two");
+                name, " are already averaged by torch's DistributedDataParallel (c10d::Reducer); use one of the two");
   }
 }
 
@@ -160,8 +160,8 @@ NamedTensors Replica::State::to_follow(const NamedTensors& parameters) const {
   NamedTensors followed = parameters;
   std::erase_if(followed, [](const auto& parameter) { return !parameter.second.requires_grad(); });
   TORCH_CHECK(!followed.empty(),
-              "the module has no parameter that requires grad, so there is nothing to keep "
-              "in step; use it without DistributedDataParallel");
+              "the module has no parameter that requires grad, so there is nothing to reduce; use it without "
+              "DistributedDataParallel");
   const auto& delayed = options.delay_all_reduce_named_params;
   for (const auto& name : delayed)
     TORCH_CHECK(std::any_of(parameters.begin(), parameters.end(), [&](const auto& p) { return p.first == name; }),
@@ -230,7 +230,7 @@ std::string Replica::State::problem_of(const AttachedModel::Tensors& now, const 
     for (const auto& [name, tensor] : *list)
       if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes && (group.world_size() > 1 || tensor.requires_grad()))
         return (list == &now.parameters ? "parameter " : "buffer ") + name +
-               " has several elements in one place of memory (expand()), so it cannot be set to another rank's values; "
+               " has several elements that share memory (expand()), so it cannot be set to another rank's values; "
                "clone() it, or name it in parameters_to_ignore";
   if (reducer != nullptr) return "";  // ignored tensors may be removed later
   if (std::string trouble = trouble_of(shared_weights_in(storages_of(tensors_of(now.parameters)))); !trouble.empty())

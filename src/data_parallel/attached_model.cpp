@@ -82,8 +82,8 @@ std::string AttachedModel::left_behind() const {
         one.own_handles != 0 && handles <= one.own_handles + 1 &&
         handles <= one.own_handles + kept_list_.count(one.tensor.unsafeGetTensorImpl()))
       return "parameter " + one.name +
-             " of the list that DistributedDataParallel follows is held by nobody else any more, so other tensors have "
-             "taken its place; call refresh() with the list as it is now on all ranks, or destroy the "
+             " of the list that DistributedDataParallel follows is no longer held by anything else, so another tensor "
+             "has taken its place; call refresh() with the current list on all ranks, or destroy the "
              "DistributedDataParallel";
   return "";
 }

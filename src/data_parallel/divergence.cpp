@@ -49,7 +49,7 @@ std::string difference(const std::string& name, const std::vector<int64_t>& hash
     if (votes(hash) > votes(usual)) usual = hash;
   std::vector<bool> odd;
   for (int64_t hash : hashes) odd.push_back(hash != usual);
-  return name + " on " + rank_names(odd) + " is not what it is on " + ranks_with(hashes, usual);
+  return name + " on " + rank_names(odd) + " differs from that on " + ranks_with(hashes, usual);
 }
 
 }  // namespace
@@ -92,8 +92,9 @@ void check_equal_on_all_ranks(const Group& group, const NamedTensors& tensors) {
   const std::string found = "the replicas have diverged: " + difference;
   own_page().fail(RankFailure::kDiverged, -1, found);
   throw Error(found +
-              ". Every rank must change the model in the same way; broadcast_parameters() sets all to one rank's, "
-              "average_parameters() to the mean.");
+              ". Every rank must change the model in the same way. To make the replicas equal again, call "
+              "broadcast_parameters(), which sets all of them to one rank's, or average_parameters(), which sets them "
+              "to the mean.");
 }
 
 }  // namespace lockstep

@@ -14,7 +14,7 @@ namespace lockstep {
 uint64_t hash_of(const at::Tensor& tensor);
 
 /// Names the first tensor that is not bit-identical on all ranks, and the ranks where it differs from the majority:
-/// "a.weight on rank 1 is not what it is on ranks 0 and 2". Empty if none, which takes one message of 8 bytes. All
+/// "a.weight on rank 1 differs from that on ranks 0 and 2". Empty if none, which takes one message of 8 bytes. All
 /// ranks get the same answer.
 /// REQUIRES: every rank calls it with the same names.
 std::string difference_of_ranks(const Group& group, const NamedTensors& tensors);

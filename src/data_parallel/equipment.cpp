@@ -72,7 +72,7 @@ void check_same_hook(const Group& group, const CommHook* hook) {
   const std::string difference = first_difference("fact", group.all_gather_bytes(text));
   if (!difference.empty())
     throw Error("register_comm_hook(): the ranks have registered different hooks: " + difference +
-                ". Every rank must register a hook of one type with the same options");
+                ". Every rank must register a hook of the same type with the same options");
 }
 
 }  // namespace
@@ -96,9 +96,10 @@ double Replica::clip_grad_norm(double max_norm, double norm_type) {
               counted(state_->passes->since_reduction, "backward pass", "backward passes"),
               " that are not reduced yet, so each rank would scale them differently; clip after the "
               "backward that reduces them, or call reduce_gradients() first");
-  TORCH_CHECK(!state_->reducer->has_scaled_gradients(),
-              "clip_grad_norm: the gradients still have the scale of a GradScaler, and so would their norm; call "
-              "scaler.unscale(optimizer) first, on every rank");
+  TORCH_CHECK(
+      !state_->reducer->has_scaled_gradients(),
+      "clip_grad_norm: the gradients still have the scale of a GradScaler, so their norm would have it, too; call "
+      "scaler.unscale(optimizer) first, on every rank");
   if (state_->is_deferred()) return state_->shared_step->clip_grad_norm(max_norm, norm_type);
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> others;

@@ -69,7 +69,8 @@ void Replica::skip_step() {
 void Replica::set_weight(double weight) {
   TORCH_CHECK(state_->options.reduction == GradientReduction::kWeightedMean,
               "set_weight() needs DistributedDataParallelOptions::reduction = GradientReduction::kWeightedMean");
-  TORCH_CHECK(std::isfinite(weight) && weight >= 0, "a weight is a number of samples or tokens, not ", weight);
+  TORCH_CHECK(std::isfinite(weight) && weight >= 0, "set_weight(): a weight is a number of samples or tokens, not ",
+              weight);
   state_->reducer->set_weight(weight);
 }
 
@@ -141,7 +142,8 @@ void Replica::refresh() { state_->attach(nullptr); }
 void Replica::refresh(NamedTensors parameters) { state_->attach(source_of(std::move(parameters))); }
 
 void Replica::check_divergence_every(int every_n_steps, const DivergenceOptions& options) {
-  TORCH_CHECK(every_n_steps >= 0, "check_divergence_every(", every_n_steps, "): every so many steps, or 0 for never");
+  TORCH_CHECK(every_n_steps >= 0, "check_divergence_every(", every_n_steps,
+              "): give the number of steps between two checks, or 0 for no checks");
   state_->synchronization.check_every(every_n_steps, options.buffers_as_left);
 }
 

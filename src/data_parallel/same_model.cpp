@@ -47,7 +47,7 @@ void compare_lines(const std::string& kind, const std::vector<std::string>& line
   const std::string text =
       (is_option ? "the ranks gave different options: " : "the ranks do not hold the same model: ") + difference;
   own_page().fail(RankFailure::kMismatch, -1, text);
-  throw Error(text + (is_option ? ". Give the same ones on every rank."
+  throw Error(text + (is_option ? ". Give the same options on every rank."
                                 : std::string(". Build and edit the module in the same way on every rank before ") +
                                       before + "."));
 }

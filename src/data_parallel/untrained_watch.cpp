@@ -20,11 +20,10 @@ std::string warning(const std::vector<std::string>& names) {
   std::string list;
   for (size_t i = 0; i < std::min(names.size(), kNamesInAWarning); ++i) list += (i == 0 ? "" : ", ") + names[i];
   if (names.size() > kNamesInAWarning) list += " and " + std::to_string(names.size() - kNamesInAWarning) + " more";
-  return "no optimizer seems to hold what refresh() added: " + list + " had a gradient " +
+  return "no optimizer seems to hold a parameter that refresh() added: " + list + " had a gradient " +
          std::to_string(kReductionsWithoutAChange) +
          " reductions ago and has not changed since; add it to the optimizer (add_param_group), or create the "
-         "optimizer "
-         "again";
+         "optimizer again";
 }
 
 }  // namespace

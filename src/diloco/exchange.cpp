@@ -40,8 +40,8 @@ std::string error_of(const Machines& machines, const std::vector<Head>& heads, c
              " was changed by refresh() after the DiLoCo was made; make a new DiLoCo on every rank after an edit";
     if (condition == Condition::kFrozen)
       return "DiLoCo: parameter " + names.at(static_cast<size_t>(detail)) + " of " + machines.name_of(machine) +
-             " was frozen after the DiLoCo was made, and other machines or the outer momentum would go on moving it; "
-             "freeze it on every rank, and make a new DiLoCo";
+             " was frozen after the DiLoCo was made, but other machines or the outer momentum would continue to move "
+             "it; freeze it on every rank, and make a new DiLoCo";
     if (condition == Condition::kDiverged)
       return "DiLoCo: the replicas of " + machines.name_of(machine) + " differ: rank " + std::to_string(detail) +
              " has other parameters than rank " + std::to_string(machines.first_rank(machine)) +

@@ -59,12 +59,12 @@ Machines::Machines(const Group& all, const Group& model) : all_(all), here_(mode
   for (const auto& ranks : ranks_) fewest = std::min(fewest, ranks.size()), together += ranks.size();
   if (together != replicas.size())
     throw Error("DiLoCo: the models' groups have " + std::to_string(together) + " ranks, and the DiLoCo's group has " +
-                std::to_string(replicas.size()) + "; give it the group that on_this_machine() was called on");
+                std::to_string(replicas.size()) + "; make it with the group on which on_this_machine() was called");
   if (const int run = ranks_of_run(all); ranks_.size() == 1 && together < static_cast<size_t>(run))
     throw Error(
         "DiLoCo: its group has the " + std::to_string(together) + " ranks of one machine, and the run has " +
         std::to_string(run) +
-        ", so nothing would keep the machines together; give it the group that on_this_machine() was called on");
+        ", so nothing would synchronise the machines; make it with the group on which on_this_machine() was called");
   slices_ = static_cast<int>(fewest);
   rail_ = all.split(std::min(here_.rank(), slices_));
   if (!owns_slice()) return;

@@ -26,8 +26,8 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const DiLoCoOptions& opt
     for (const auto& group : made->param_groups())
       for (const at::Tensor& tensor : group.params()) held.push_back(tensor.unsafeGetTensorImpl());
     TORCH_CHECK(held == std::vector<const c10::TensorImpl*>{copy.unsafeGetTensorImpl()},
-                "DiLoCo: outer_optimizer returned an optimizer of other tensors than it was given, which would not "
-                "move the outer copy; return an optimizer of the given tensors");
+                "DiLoCo: outer_optimizer returned an optimizer of tensors other than those it was given, which would "
+                "not move the outer copy; return an optimizer of the given tensors");
     (void)lockstep::state_dict(*made);  // fails for one whose state is not known
     return made;
   }
@@ -117,7 +117,7 @@ void OuterFragment::check(const StateDict& state) const {
     own->defined() ? expected << own->sizes() : expected << "nothing";
     if (shape_of(name) != expected.str())
       throw Error("the state of DiLoCo has " + shape_of(name) + " as `" + name + "`, and " + expected.str() +
-                  " is expected; make the DiLoCo with the options of the run that saved it");
+                  " was expected; make the DiLoCo with the options of the run that saved it");
   }
 }
 

@@ -55,7 +55,7 @@ void check(const DiLoCoOptions& options, size_t parameters) {
   TORCH_CHECK(options.overlap_steps >= 0 && options.overlap_steps < options.sync_every,
               "DiLoCoOptions: overlap_steps is ", options.overlap_steps,
               "; it must be at least 0 and below sync_every, ", options.sync_every,
-              ", since a fragment's result must be there before its next turn");
+              ", because a fragment's result must arrive before its next turn");
   TORCH_CHECK(options.mixing >= 0 && options.mixing <= 1, "DiLoCoOptions: mixing is ", options.mixing,
               "; it must be from 0 to 1");
   TORCH_CHECK(std::isfinite(options.outer_lr) && options.outer_lr > 0, "DiLoCoOptions: outer_lr is ", options.outer_lr,
@@ -79,16 +79,17 @@ std::vector<std::vector<size_t>> checked_fragments(const Group& group, const Rep
   const bool is_claimed = diloco::Claim::exists(model.alive.get());
   check_same_on_all_ranks(
       group, "option", describe(options) + (is_claimed ? "a model that has a DiLoCo" : "a model without one") + '\n');
-  TORCH_CHECK(!is_claimed,
-              "DiLoCo: the model has one already, and both would move its parameters; destroy the other one first");
+  TORCH_CHECK(
+      !is_claimed,
+      "DiLoCo: the model already has a DiLoCo, and both would move its parameters; destroy the other one first");
   NamedTensors all;
   for (const auto& one : model.attached.known()) all.emplace_back(one.name, one.tensor);
   const auto no_remark = [](const at::Tensor&) { return std::string(); };
   check_same_on_all_ranks(group, "parameter", all, no_remark, "it is given to a DiLoCo");
   check_same_on_all_ranks(group, "buffer", model.attached.buffers(), no_remark, "it is given to a DiLoCo");
   TORCH_CHECK(!several_virtual_ranks(model.group),
-              "DiLoCo: a rank works for several virtual ranks, whose results do not depend on machines; start the run "
-              "without them");
+              "DiLoCo: ranks work for several virtual ranks, whose results must not depend on the machines; start the "
+              "run without virtual ranks");
   const NamedTensors& trained = model.attached.trained();
   check(options, trained.size());
   check(trained);
@@ -147,7 +148,8 @@ std::vector<OuterFragment> DiLoCo::State::make_fragments() {
 }
 
 void DiLoCo::State::check_usable() const {
-  TORCH_CHECK(!model_is_alive_.expired(), "DiLoCo: its model is gone; let the DistributedDataParallel outlive it");
+  TORCH_CHECK(!model_is_alive_.expired(),
+              "DiLoCo: its model was destroyed; let the DistributedDataParallel outlive the DiLoCo");
   if (!any_borrowed()) return;
   for (const OuterFragment& fragment : fragments_)
     for (const void* storage : storages_of(fragment.fragment().parameters()))
@@ -243,7 +245,7 @@ void DiLoCo::State::count(const Outcome& outcome, int64_t sent_at) {
       ++stats.rounds_by_machine[static_cast<size_t>(machine)];
     else if (machines_.all().rank() == 0 || (machine == machines_.own() && machines_.here().rank() == 0))
       TORCH_WARN("DiLoCo: ", machines_.name_of(machine), " was left out of the round of step ", sent_at,
-                 ": its parameters were not finite; it went on from the outer copy");
+                 ": its parameters were not finite; it continues from the outer copy");
   }
 }
 
@@ -313,7 +315,7 @@ void DiLoCo::State::warn_unless_finished() const {
   if (last_round == stats.steps && under_way_.empty()) return;
   TORCH_WARN("DiLoCo: destroyed ", stats.steps - last_round, " steps after the last round of a part of the model",
              under_way_.empty() ? "" : ", with rounds under way",
-             ", so machines have different parameters; call finish() before the model is used");
+             ", so the machines have different parameters; call finish() before you use the model");
 }
 
 void DiLoCo::State::average_buffers() const {

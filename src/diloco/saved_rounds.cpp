@@ -76,7 +76,7 @@ std::vector<std::vector<const StateDict*>> by_machine(const std::vector<StateDic
   }
   for (const auto& slices : machines)
     if (slices.empty() || std::find(slices.begin(), slices.end(), nullptr) != slices.end())
-      throw Error("the states of DiLoCo do not have all slices of all machines");
+      throw Error("the states of DiLoCo lack slices of some machines");
   return machines;
 }
 
@@ -143,22 +143,22 @@ bool DiLoCo::State::fits_ranks(const StateDict& state) const {
 void DiLoCo::State::check_state(const StateDict& state) const {
   if (numbers(state, "place") != place())
     throw Error(
-        "the state of DiLoCo is of another rank, or of other machines; start as many ranks on as many machines "
-        "as before, or load the states of all ranks with load_from_ranks()");
+        "the state of DiLoCo belongs to another rank, or to other machines; start as many ranks on as many machines as "
+        "before, or load the states of all ranks with load_from_ranks()");
   const auto sizes = numbers(state, "sizes"), fragment_of = numbers(state, "fragment_of");
   const auto& trained = model_.attached.trained();
   if (sizes.size() != trained.size() || fragment_of.size() != trained.size())
-    throw Error("the state of DiLoCo is of another model: it has " + std::to_string(sizes.size()) +
+    throw Error("the state of DiLoCo belongs to another model: it has " + std::to_string(sizes.size()) +
                 " parameters, and this model trains " + std::to_string(trained.size()));
   for (size_t fragment = 0; fragment < fragments_.size(); ++fragment)
     for (const size_t at : fragment_parameters_[fragment]) {
       if (sizes[at] != trained[at].second.numel())
-        throw Error("the state of DiLoCo is of another model: parameter " + trained[at].first + " has " +
-                    std::to_string(sizes[at]) + " numbers there, and " + std::to_string(trained[at].second.numel()) +
+        throw Error("the state of DiLoCo belongs to another model: parameter " + trained[at].first + " has " +
+                    std::to_string(sizes[at]) + " elements there, and " + std::to_string(trained[at].second.numel()) +
                     " in this model");
       if (fragment_of[at] != static_cast<int64_t>(fragment))
         throw Error(
-            "the state of DiLoCo has other fragments; make the DiLoCo with as many as in the run that saved it");
+            "the state of DiLoCo has other fragments; set DiLoCoOptions::fragments as in the run that saved it");
     }
   for (size_t fragment = 0; fragment < fragments_.size(); ++fragment)
     fragments_[fragment].check(without_prefix(fragment_name(fragment), state));
@@ -192,7 +192,7 @@ void DiLoCo::State::load_state_dict(const StateDict& state) {
 }
 
 void DiLoCo::State::load_from_ranks(const std::vector<StateDict>& ranks) {
-  if (ranks.empty()) throw Error("DiLoCo: there is no state of any rank");
+  if (ranks.empty()) throw Error("DiLoCo: the list of the ranks' states is empty");
   const at::NoGradGuard no_grad;
   const auto machines = by_machine(ranks);
   const auto& first = machines.front();
@@ -220,7 +220,7 @@ void DiLoCo::State::load_from_ranks(const std::vector<StateDict>& ranks) {
     const auto which = static_cast<size_t>(
         is_round ? number(*first.front(), name.substr(0, name.rfind('.')) + ".fragment") : std::stoll(name.substr(9)));
     if (which >= fragments_.size())
-      throw Error("the state of DiLoCo has other fragments; make the DiLoCo with as many as in the run that saved it");
+      throw Error("the state of DiLoCo has other fragments; set DiLoCoOptions::fragments as in the run that saved it");
     if (!machines_.owns_slice() && item.value().dim() == 1) continue;
     at::Tensor row = joined(first, name);
     if (name.ends_with(".rest") || name.ends_with(".mean_rest")) {

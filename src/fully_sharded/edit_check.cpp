@@ -37,7 +37,7 @@ std::vector<Unit::Parameter*> EditCheck::trained() const {
 Unit::Parameter& EditCheck::parameter_of(const at::Tensor& tensor) const {
   const auto found = parameters_.find(tensor.unsafeGetTensorImpl());
   TORCH_CHECK(found != parameters_.end(), "FullyShardedDataParallel: a parameter of ", tensor.sizes(),
-              " is none that the module had when this object was made; layers cannot be added or replaced yet");
+              " was not in the module when this object was made; layers cannot be added or replaced");
   return *found->second;
 }
 
@@ -45,8 +45,8 @@ void EditCheck::check_unchanged() const {
   for (const Unit& unit : units_) {
     const std::string name = unit.changed();
     TORCH_CHECK(name.empty(), "FullyShardedDataParallel: ", name,
-                " was changed by something else than the optimizer that steps the parts, or moved to other memory, and "
-                "the other ranks' parts do not know of it; set parameters by load_state_dict() of this model");
+                " was changed by something other than the optimizer that steps the parts, or moved to other memory, so "
+                "the other ranks' parts no longer match; set parameters with this model's load_state_dict()");
   }
 }
 
@@ -58,7 +58,7 @@ void EditCheck::check_module() {
   TORCH_CHECK(edit == std::string::npos,
               "FullyShardedDataParallel: the module has been edited since it was made: it has ",
               lines.substr(edit + kEdited.size(), lines.find('\n', edit) - edit - kEdited.size()),
-              ". Layers and parameters cannot be added or replaced yet");
+              ". Layers and parameters cannot be added or replaced");
 }
 
 EditCheck::Walk EditCheck::walk_through() const {
@@ -82,8 +82,8 @@ std::string EditCheck::trouble_of_gradients(const std::string& call) const {
   const std::string changed = changes_of_gradients(units_).changed;
   if (changed.empty()) return "";
   return "FullyShardedDataParallel: the gradient of " + changed + " was changed between a backward and " + call +
-         " by something else than model.clip_grad_norm() or a GradScaler. Each rank has parts of the gradients, and "
-         "the norm of parts is not the model's: limit gradients by model.clip_grad_norm(), and leave them alone";
+         " by something other than model.clip_grad_norm() or a GradScaler. Each rank has only parts of the gradients, "
+         "whose norm is not that of the model: limit gradients by model.clip_grad_norm() alone";
 }
 
 std::string EditCheck::trouble_of_unstepped() const {
@@ -92,7 +92,7 @@ std::string EditCheck::trouble_of_unstepped() const {
       if (parameter.part.grad().defined() && !parameter.stepped)
         return "FullyShardedDataParallel: " + parameter.name +
                " has a gradient, but was frozen when the optimizer was made, so nothing steps it; make another "
-               "optimizer after parameters were unfrozen";
+               "optimizer after you unfreeze parameters";
   return "";
 }
 

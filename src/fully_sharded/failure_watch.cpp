@@ -20,7 +20,7 @@ FailureWatch::FailureWatch(const MachineGroups& groups, int model)
     : groups_(groups),
       caller_{.of = "a FullyShardedDataParallel",
               .advice =
-                  "Every rank makes the same calls of the model, in the same order, and runs as many forwards and "
+                  "Every rank must make the same calls of the model, in the same order, and run as many forwards and "
                   "backwards",
               .scope = "lockstep/fully_sharded/" + groups.nonce() + '/' + std::to_string(model)},
       watch_(groups.all().world_size() == 1 ? nullptr : state_of(groups.all()).membership->watch()) {

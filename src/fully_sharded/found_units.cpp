@@ -28,9 +28,9 @@ std::vector<FoundUnits::Found> layers_in(const torch::nn::Module& module) {
     if (layer == nullptr) continue;
     for (const FoundUnits::Found& before : found) {
       TORCH_CHECK(before.layer != layer, "FullyShardedDataParallel: ", before.name, " and ", item.key(),
-                  " are one ShardedUnit, which would be called twice in a forward; make it a plain layer");
+                  " are the same ShardedUnit, which would be called twice in a forward; make it a plain layer");
       TORCH_CHECK(!is_within(item.key(), before.name), "FullyShardedDataParallel: ", item.key(),
-                  " is a ShardedUnit within ", before.name, ", which is one, too; make one of them a plain layer");
+                  " is a ShardedUnit within ", before.name, ", another ShardedUnit; make one of them a plain layer");
     }
     found.push_back({.name = item.key(), .layer = layer, .parameters = {}});
   }
@@ -40,21 +40,21 @@ std::vector<FoundUnits::Found> layers_in(const torch::nn::Module& module) {
       "as lockstep::ShardedUnit<Layer>(...) instead of Layer(...)");
   for (const FoundUnits::Found& unit : found)
     TORCH_CHECK(!unit.layer->is_attached(), "FullyShardedDataParallel: ", unit.name,
-                " belongs to another FullyShardedDataParallel already; destroy that one first");
+                " already belongs to another FullyShardedDataParallel; destroy that one first");
   return found;
 }
 
 void check_parameter(const std::string& name, const at::Tensor& parameter) {
   TORCH_CHECK(!GradientHook::follows(parameter), "FullyShardedDataParallel: parameter ", name,
-              " is attached to a DistributedDataParallel, which a ZeroRedundancyOptimizer may step. Make the "
-              "FullyShardedDataParallel in its place, and the optimizer of that; or destroy both first");
+              " is attached to a DistributedDataParallel, which a ZeroRedundancyOptimizer may step. Make a "
+              "FullyShardedDataParallel instead, and the optimizer from that; or destroy both first");
   const char* problem = nullptr;
   if (!parameter.is_cpu())
     problem = "is not on the CPU";
   else if (parameter.layout() != at::kStrided || !parameter.is_non_overlapping_and_dense())
     problem = "is sparse, or has gaps between its elements";
   else if (parameter.scalar_type() != at::kFloat && parameter.scalar_type() != at::kDouble)
-    problem = "is neither float nor double, which is all that it takes yet";
+    problem = "is neither float nor double, the only supported types";
   TORCH_CHECK(problem == nullptr, "FullyShardedDataParallel: parameter ", name, ", a ", parameter.toString(), " of ",
               parameter.sizes(), ", ", problem);
 }
@@ -74,10 +74,10 @@ void assign(const torch::nn::Module& module, std::vector<FoundUnits::Found>& uni
     const bool is_new = taken.emplace(parameter.unsafeGetTensorImpl(), true).second;
     // All parameters of a unit that was made early lie in one storage.
     const bool is_early = unit->layer != nullptr && unit->layer->early() != nullptr;
-    TORCH_CHECK(
-        is_early || parameter.numel() == 0 || has_memory(parameter.storage()), "FullyShardedDataParallel: ", item.key(),
-        " has no values: another FullyShardedDataParallel holds them, or they went with it; make the module anew, "
-        "and load a state that was saved");
+    TORCH_CHECK(is_early || parameter.numel() == 0 || has_memory(parameter.storage()),
+                "FullyShardedDataParallel: ", item.key(),
+                " has no values: another FullyShardedDataParallel holds them, or held them when it was destroyed; "
+                "construct the module again, and load a saved state");
     const void* memory = parameter.storage().unsafeGetStorageImpl();
     const auto [place, is_alone] =
         places.try_emplace(is_early ? parameter.unsafeGetTensorImpl() : memory, item.key(), number);
@@ -97,11 +97,10 @@ void assign(const torch::nn::Module& module, std::vector<FoundUnits::Found>& uni
 
 FoundUnits found_in(const torch::nn::Module& module) {
   const auto buffers = module.named_buffers();
-  TORCH_CHECK(
-      buffers.is_empty(), "FullyShardedDataParallel: the module has the buffer ",
-      buffers.is_empty() ? "" : buffers.front().key(),
-      ", and buffers are not synchronised by it yet (batch norms, running statistics); keep what is constant as a "
-      "member tensor that is not registered, or take DistributedDataParallel");
+  TORCH_CHECK(buffers.is_empty(), "FullyShardedDataParallel: the module has the buffer ",
+              buffers.is_empty() ? "" : buffers.front().key(),
+              ", and it does not synchronise buffers (batch norms, running statistics); keep constants as member "
+              "tensors that are not registered, or use DistributedDataParallel");
   FoundUnits found{.units = layers_in(module)};
   found.units.push_back({.name = kRest, .layer = nullptr, .parameters = {}});
   assign(module, found.units);
@@ -119,7 +118,7 @@ NamedTensors parameters_of_unit(const torch::nn::Module& layer, const std::strin
   on_all_ranks(group, [&] {
     for (const auto& item : layer.named_modules("", /*include_self=*/false))
       TORCH_CHECK(dynamic_cast<const detail::UnitBase*>(item.value().get()) == nullptr, "ShardedInitialization: ", name,
-                  " has ", item.key(), ", which is a ShardedUnit, too; make one of them a plain layer");
+                  " has ", item.key(), ", another ShardedUnit; make one of them a plain layer");
     std::unordered_map<const void*, std::string> names;  // of storages
     for (const auto& item : layer.named_parameters()) {
       const at::Tensor& parameter = item.value();

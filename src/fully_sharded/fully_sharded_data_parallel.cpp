@@ -55,7 +55,7 @@ void check_same_state(const Group& group, const StateDict& state) {
   const std::string difference = first_difference("tensor", group.all_gather_bytes(lines));
   if (!difference.empty())
     throw RefusedInput("the ranks were given different states: " + difference +
-                       " (the numbers are hashes of some elements). Every rank loads the same file");
+                       " (the numbers are hashes of some elements). Every rank must load the same file");
 }
 
 }  // namespace
@@ -90,9 +90,9 @@ std::vector<torch::optim::OptimizerParamGroup> FullySharded::parts_of(
                     " is in the parameter groups twice, or requires no grad");
         tensor = parameter.part;
       }
-    TORCH_CHECK(
-        left.empty(), "FullyShardedDataParallel: parameter ", left.empty() ? "" : (*left.begin())->name,
-        " is trained by the model and in none of the parameter groups; put all that the model trains into groups");
+    TORCH_CHECK(left.empty(), "FullyShardedDataParallel: parameter ", left.empty() ? "" : (*left.begin())->name,
+                " is trained by the model and in none of the parameter groups; put all parameters that the model "
+                "trains into groups");
   });
   return result;
 }
@@ -103,7 +103,9 @@ std::unique_ptr<detail::Stepper> FullySharded::make_stepper(torch::optim::Optimi
   const auto with_state = [state = std::weak_ptr<State>(state_)](auto event) {
     return [state, event] {
       const auto here = state.lock();
-      TORCH_CHECK(here, "FullyShardedDataParallel: the model whose parts this optimizer steps is gone");
+      TORCH_CHECK(here,
+                  "FullyShardedDataParallel: the model whose parts this optimizer steps was destroyed; let it outlive "
+                  "the optimizer");
       return event(*here);
     };
   };
@@ -210,9 +212,9 @@ fully_sharded::PartStates::Places FullySharded::State::part_places() {
 }
 
 std::shared_ptr<void> FullySharded::State::expect_steps() {
-  TORCH_CHECK(
-      steps_.token.expired(),
-      "FullyShardedDataParallel: an optimizer steps its parts already; destroy that one before you make another");
+  TORCH_CHECK(steps_.token.expired(),
+              "FullyShardedDataParallel: another optimizer already steps its parts; destroy that one before you make a "
+              "new one");
   for (Unit& unit : units_)
     for (Unit::Parameter& parameter : unit.parameters()) parameter.stepped = parameter.tensor.requires_grad();
   auto token = std::make_shared<int>();
@@ -223,8 +225,9 @@ std::shared_ptr<void> FullySharded::State::expect_steps() {
 
 void FullySharded::State::check_between_backwards(const std::string& call) {
   telling(call, [&] {
-    TORCH_CHECK(backward_.phase != Phase::kBackward && current_backward() == -1, "FullyShardedDataParallel: ", call,
-                " was called within a backward, in which the other ranks wait for this one; call it after that");
+    TORCH_CHECK(
+        backward_.phase != Phase::kBackward && current_backward() == -1, "FullyShardedDataParallel: ", call,
+        " was called within a backward, in which the other ranks wait for this one; call it after the backward");
   });
 }
 
@@ -242,7 +245,7 @@ void FullySharded::State::meet_before(const std::string& call) {
   const std::string difference = first_difference("call", tell_all(groups_->all(), trouble_before(call), intention));
   if (!difference.empty())
     throw Error("the ranks use FullyShardedDataParallels in another order: " + difference +
-                ". Every rank calls the same methods of the same models, in the same order");
+                ". Every rank must call the same methods of the same models, in the same order");
 }
 
 std::string FullySharded::State::trouble_of_gradients(const std::string& call) {

@@ -121,7 +121,7 @@ void GradientParts::check_same_before(const int32_t* had) const {
           "none: " +
           ranks_with(with, std::string("1")) + " one of " + parameter.name + ", and " +
           ranks_with(with, std::string("0")) +
-          " none. Every rank calls zero_grad() and step() after the same backward passes");
+          " none. Every rank must call zero_grad() and step() after the same backward passes");
     }
 }
 
@@ -136,7 +136,7 @@ void GradientParts::refuse_zeros_on_some() const {
   const auto zeroed = groups_.all().all_gather_bytes(before_.zeroed ? "1" : "0");
   throw Error("FullyShardedDataParallel: before this backward " + ranks_with(zeroed, std::string("1")) +
               " had set gradients to zero, as zero_grad(false) does, and " + ranks_with(zeroed, std::string("0")) +
-              " had not. Every rank calls zero_grad() and step() after the same backward passes");
+              " had not. Every rank must call zero_grad() and step() after the same backward passes");
 }
 
 void GradientParts::finish(const std::string& trouble) {

@@ -27,7 +27,8 @@ void check_subtrees(const Group& all, int first, int ranks_here, int rank_here) 
     if (counts[rank] != counts.front())
       throw Error("FullyShardedDataParallel: the machine of rank 0 has " +
                   counted(std::stoi(counts.front()), "rank", "ranks") + " and that of rank " + std::to_string(rank) +
-                  " has " + counts[rank] + "; start as many ranks on each machine, since each holds an equal part");
+                  " has " + counts[rank] +
+                  "; start the same number of ranks on each machine, because each holds an equal part");
   const bool is_one = ranks_here == all.world_size();
   if (!is_one && !is_power_of_two(ranks_here))
     throw Error("FullyShardedDataParallel: each machine has " + mine +
@@ -37,8 +38,8 @@ void check_subtrees(const Group& all, int first, int ranks_here, int rank_here) 
   const auto odd = std::find(placed.begin(), placed.end(), "0");
   if (odd != placed.end())
     throw Error("FullyShardedDataParallel: rank " + std::to_string(odd - placed.begin()) +
-                " is not beside its neighbours: the ranks of each machine must have neighbouring numbers, as launchers "
-                "give them by default (not dealt out in turns)");
+                " is not on the machine of its neighbours: the ranks of each machine must have consecutive numbers, as "
+                "launchers give them by default (not round-robin)");
 }
 
 }  // namespace

@@ -36,8 +36,8 @@ std::string settle_gradients(std::deque<Unit>& units) {
         parameter.shows_gradient = false;
       } else if (!is_closed(parameter, gradient)) {
         return "FullyShardedDataParallel: the .grad of " + parameter.name +
-               " was set by something else than a backward, and nobody reads it there: gradients are in the parts that "
-               "the optimizer steps. Leave the module's .grad alone";
+               " was set by something other than a backward, and nothing reads it there: gradients are in the parts "
+               "that the optimizer steps. Do not set the module's .grad";
       } else if (!parameter.part.grad().defined()) {
         parameter.tensor.mutable_grad().reset();
         parameter.shows_gradient = false;

@@ -48,12 +48,11 @@ std::unique_ptr<detail::Stepper> make_own(const Group& group, torch::optim::Opti
   const OperationLabel label(kMaking);
   on_all_ranks(group, [&] {
     TORCH_CHECK(kind.formula != detail::FormulaKind::kNone,
-                "FullyShardedDataParallel: its parts are stepped by SGD, Adam and AdamW, and this optimizer is a ",
-                c10::demangle(typeid(optimizer).name()), "; take one of those");
-    TORCH_CHECK(
-        !options.master_weights,
-        "FullyShardedDataParallel: master_weights is for parameters of 16 bits, which it does not take yet; leave "
-        "it false");
+                "FullyShardedDataParallel: SGD, Adam and AdamW can step its parts, and this optimizer is a ",
+                c10::demangle(typeid(optimizer).name()), "; use one of those");
+    TORCH_CHECK(!options.master_weights,
+                "FullyShardedDataParallel: master_weights is for parameters of 16 bits, which it does not support; "
+                "leave it false");
   });
   const std::vector<std::string> folders =
       group.all_gather_bytes(failure_of([&] { check_state_folder(options.state_folder); }));
@@ -88,18 +87,17 @@ void PartStep::move_to(torch::optim::Optimizer& optimizer) {
 
 void PartStep::complete_state() {
   TORCH_CHECK(false,
-              "FullyShardedDataParallel: each rank has the optimizer's state of its parts only, and no rank may have "
-              "room for all of it; save it by a Checkpointer: checkpointer.add(\"optimizer\", optimizer)");
+              "FullyShardedDataParallel: each rank has the optimizer's state of its own parts only, and a rank may "
+              "have no room for all of it; save it with a Checkpointer: checkpointer.add(\"optimizer\", optimizer)");
 }
 
 std::string PartStep::trouble() const {
   for (const auto& group : optimizer_->param_groups())
     for (const at::Tensor& part : group.params())
       if (!states_.has(part))
-        return c10::str(
-            "FullyShardedDataParallel: the optimizer has a tensor of ", part.sizes(),
-            " that is no part of the model, as add_param_group() gives it; give all parameter groups to the "
-            "constructor of the optimizer");
+        return c10::str("FullyShardedDataParallel: the optimizer has a tensor of ", part.sizes(),
+                        " that is not part of the model, as after add_param_group(); give all parameter groups to the "
+                        "constructor of the optimizer");
   return events_.trouble();
 }
 
@@ -144,7 +142,7 @@ void PartStep::refuse_difference(const std::string& kind, const std::vector<std:
   const std::string difference = first_difference(kind, said);
   if (difference.empty()) return;
   throw Error("the ranks are about to take different steps of a FullyShardedDataParallel: " + difference +
-              ". Every rank calls step() after the same backward passes, with the same options");
+              ". Every rank must call step() after the same backward passes, with the same options");
 }
 
 void PartStep::step() {

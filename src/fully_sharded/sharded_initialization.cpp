@@ -34,7 +34,7 @@ class ShardedInitialization::State {
     {
       const OperationLabel label("ShardedInitialization()");
       fully_sharded::on_all_ranks(
-          group, [] { TORCH_CHECK(current == nullptr, "ShardedInitialization: this thread has one already"); });
+          group, [] { TORCH_CHECK(current == nullptr, "ShardedInitialization: this thread already has one"); });
     }
     return fully_sharded::MachineGroups::of(group);
   }

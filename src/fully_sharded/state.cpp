@@ -25,8 +25,8 @@ namespace {
 /// Throws on all ranks if the options differ or are invalid.
 const Group& checked(const Group& group, const FullyShardedOptions& options) {
   TORCH_CHECK(several_virtual_ranks(group) == nullptr,
-              "FullyShardedDataParallel: ranks that work for several virtual ranks each are not served yet; start as "
-              "many ranks as virtual ranks");
+              "FullyShardedDataParallel: ranks that work for several virtual ranks are not supported; start as many "
+              "ranks as virtual ranks");
   constexpr int kMostAhead = 8;
   const OperationLabel label("the options of a FullyShardedDataParallel");
   const std::string trouble = failure_of([&] {
@@ -38,7 +38,7 @@ const Group& checked(const Group& group, const FullyShardedOptions& options) {
   const std::string difference = first_difference("option", fully_sharded::tell_all(group, trouble, own));
   if (!difference.empty())
     throw Error("the ranks make a FullyShardedDataParallel with different options: " + difference +
-                ". Every rank gives the same");
+                ". Every rank must give the same options");
   return group;
 }
 
@@ -113,11 +113,11 @@ void FullySharded::State::attach() {
 }
 
 void FullySharded::State::check_usable() const {
-  TORCH_CHECK(
-      backward_.phase != Phase::kFailed,
-      "FullyShardedDataParallel: a backward has failed half way, so the ranks no longer agree on what comes next; "
-      "start again from the last state that was saved");
-  TORCH_CHECK(groups_->all().is_open(), "FullyShardedDataParallel: the Context that its group comes from is gone");
+  TORCH_CHECK(backward_.phase != Phase::kFailed,
+              "FullyShardedDataParallel: a backward failed halfway, so the ranks are no longer at the same place; "
+              "start again from the last saved state");
+  TORCH_CHECK(groups_->all().is_open(),
+              "FullyShardedDataParallel: the Context of its group was destroyed; let the Context outlive the model");
 }
 
 void FullySharded::State::telling(const std::string& call, const std::function<void()>& body) {
@@ -128,9 +128,10 @@ void FullySharded::State::telling(const std::string& call, const std::function<v
     const auto* misuse = dynamic_cast<const c10::Error*>(&error);
     // An engine reports it with the numbers of a machine or a rail, or as a broken connection.
     const std::string departed = misuse == nullptr ? watch_.departed() : "";
-    const std::string text = departed.empty() ? misuse != nullptr ? misuse->what_without_backtrace() : error.what()
-                                              : departed + ", and others still call theirs, " + CallPlace::now().text +
-                                                    ". Every rank runs as many forwards and backwards: " + error.what();
+    const std::string text = departed.empty()
+                                 ? misuse != nullptr ? misuse->what_without_backtrace() : error.what()
+                                 : departed + ", while other ranks still call theirs, " + CallPlace::now().text +
+                                       ". Every rank must run as many forwards and backwards: " + error.what();
     note_trouble(text);
     watch_.tell(backward_.trouble);
     if (!departed.empty()) throw Error(text);
@@ -153,7 +154,7 @@ CallPlace::Call FullySharded::State::place(const std::string& call) const {
 void FullySharded::State::use_in_forward(size_t number) {
   if (backward_.phase == Phase::kIdle) backward_.trouble.clear();
   TORCH_CHECK(backward_.phase != Phase::kBackward, "FullyShardedDataParallel: `", units_[number].name(),
-              "` was called within a backward, as activation checkpointing does, which units do not support yet");
+              "` was called within a backward, as activation checkpointing does, which units do not support");
   const bool trains = at::GradMode::is_enabled();
   TORCH_CHECK(!trains || uses_[number].expired(), "FullyShardedDataParallel: `", units_[number].name(),
               "` was called a second time before the backward of the first call. Call it once in a forward, and run "
@@ -168,7 +169,8 @@ void FullySharded::State::returns(size_t number, const std::vector<at::Tensor>& 
     if (output.requires_grad())
       output.register_hook([use, state = weak_from_this()](const at::Tensor&) {
         const auto here = state.lock();
-        TORCH_CHECK(here, "FullyShardedDataParallel: it went before the backward of a forward through its units");
+        TORCH_CHECK(here,
+                    "FullyShardedDataParallel: it was destroyed before the backward of a forward through its units");
         auto& own = static_cast<State&>(*here);
         own.telling("the backward of `" + own.units_[use->unit].name() + '`', [&] { own.backward_reaches(*use); });
       });
@@ -187,7 +189,7 @@ void FullySharded::State::backward_begins() {
     TORCH_CHECK(
         steps_.expected,
         "FullyShardedDataParallel: no optimizer steps its parts; make a lockstep::ZeroRedundancyOptimizer of this "
-        "model before the first backward. One that was made of the module's parameters would change nothing");
+        "model before the first backward. An optimizer of the module's parameters would change nothing");
   });
   note_trouble(fully_sharded::settle_gradients(units_));
   note_trouble(edits_.trouble_of_gradients("the next backward"));
@@ -208,7 +210,8 @@ void FullySharded::State::backward_begins() {
              State& here = static_cast<State&>(*locked);
              here.backward_.phase = Phase::kFailed;
              here.note_trouble(
-                 "FullyShardedDataParallel: an exception has ended a backward half way, which the others wait for");
+                 "FullyShardedDataParallel: an exception ended a backward halfway, and the other ranks wait for the "
+                 "rest");
              here.watch_.tell(here.backward_.trouble);
            }});
 }
@@ -249,10 +252,10 @@ void FullySharded::State::backward_ended() {
     for (const Unit::Parameter& parameter : unit.parameters())
       if (parameter.tensor.grad().defined())
         note_trouble("FullyShardedDataParallel: a gradient of " + parameter.name +
-                     " came from outside of the backward of `" + unit.name() +
-                     "`, as of a sum over parameters that was computed before the model's forward. On one machine "
-                     "compute it after the forward; on several, where a unit's parameters have no values elsewhere, "
-                     "within that layer's forward; for an L2 norm take the optimizer's weight_decay");
+                     " came from outside the backward of `" + unit.name() +
+                     "`, for example from a sum over parameters that was computed before the model's forward. On one "
+                     "machine, compute it after the forward; on several, where a unit's parameters have values only in "
+                     "its own forward, compute it there; for an L2 norm, use the optimizer's weight_decay");
   backward_.phase = Phase::kFailed;
   gradients_.finish(backward_.trouble);
   fully_sharded::mark_gradients(units_);

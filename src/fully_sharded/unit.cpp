@@ -69,8 +69,8 @@ Unit::~Unit() {
   const at::NoGradGuard no_grad;
   if (!stays_gathered()) {
     close_with(
-        "went with the FullyShardedDataParallel that held it once over all machines; take its state_dict() before that "
-        "object goes");
+        "was destroyed with the FullyShardedDataParallel that held it once over all machines; call its state_dict() "
+        "before you destroy it");
     return;
   }
   for (const Parameter& parameter : parameters_) {
@@ -117,8 +117,8 @@ void Unit::open(const at::Tensor& memory) {
 }
 
 void Unit::close() {
-  close_with("is not gathered: its machines hold a part each, and bring them together only while `" + name_ +
-             "` is called and in its backward. Read it in that layer's forward, or by the model's state_dict()");
+  close_with("is not gathered: each machine holds a part, and the parts are brought together only while `" + name_ +
+             "` is called and in its backward. Read it in that layer's forward, or through the model's state_dict()");
 }
 
 void Unit::close_with(const std::string& why) {

@@ -32,7 +32,7 @@ void UseCheck::finish(const Sent& sent) const {
     if (theirs[2] != model_)
       throw Error("the ranks use different models: " + me + " its FullyShardedDataParallel number " +
                   std::to_string(model_) + ", " + other + " number " + std::to_string(theirs[2]) +
-                  ", in the order in which they were made. Every rank must use them in the same order");
+                  ", counted in the order in which they were made. Every rank must use them in the same order");
     if (theirs[0] != mine)
       throw Error("the ranks use different units of a FullyShardedDataParallel: " + me + " is at " + text_of(mine) +
                   ", " + other + " at " + text_of(theirs[0]) +

@@ -111,7 +111,7 @@ void Agent::turn() {
     channel_->close(error.what());
   }
   const auto now = Clock::now();
-  if (now - channel_->last_heard() >= kSilence) channel_->close("it has not been heard of for 4 s");
+  if (now - channel_->last_heard() >= kSilence) channel_->close("it has been silent for 4 s");
   if (now >= channel_->next_beat()) guard_.beat();
   channel_->beat(now);
   if (channel_->state() != Channel::State::kClosed) return;

@@ -57,7 +57,7 @@ void Channel::shake_hands() {
     return;
   }
   wants_write_ = false;
-  if (SSL_session_reused(tls_.get()) != 1) return close("the other side did not use the key");
+  if (SSL_session_reused(tls_.get()) != 1) return close("the other side did not use this run's key");
   state_ = State::kOpen;
   last_heard_ = Clock::now();
 }

@@ -38,7 +38,7 @@ std::unique_ptr<Channel> shake_hands(FileDescriptor socket, const Tls& tls, cons
     throw LaunchError(kExitRefusedPeer,
                       "the coordinator at " + endpoint.text() +
                           " does not have this machine's key: use the same key file on all machines, " +
-                          "and see that no other run has its rendezvous there (" + channel->reason() + ")");
+                          "and make sure that no other run uses this rendezvous (" + channel->reason() + ")");
   if (channel->is_open()) return channel;
   why = channel->reason().empty() ? "it does not answer" : channel->reason();
   return nullptr;
@@ -64,9 +64,8 @@ std::unique_ptr<Channel> connect_to_coordinator(const AgentOptions& options, con
           kExitNotStarted,
           "the coordinator at " + where + " could not be reached within " +
               std::to_string(options.patience.count() / 1000) + " s: " + why +
-              (options.by_hand ? "; start `lockstep run` with --node-rank 0 there, and let its port through "
-                                 "the firewall"
-                               : "; let its port through the firewall, or choose with --interface a "
+              (options.by_hand ? "; start `lockstep run` with --node-rank 0 there, and open its port in the firewall"
+                               : "; open its port in the firewall, or choose with --interface a "
                                  "network that all machines share"));
     if (options.by_hand && Clock::now() >= tell_at) {
       std::cerr << "lockstep: waits for the coordinator at " << where << " (" << why << ")\n";

@@ -53,8 +53,9 @@ std::unique_ptr<Team> Coordinator::start(const TeamSetup& setup, int restarts) {
     world_size += node.host.slots;
   }
   if (world_size > kMaxRanks)
-    throw LaunchError(kExitNotStarted, "the machines offer " + std::to_string(world_size) + " ranks, and a run has " +
-                                           std::to_string(kMaxRanks) + " at most; give a smaller -n");
+    throw LaunchError(kExitNotStarted, "the machines offer " + std::to_string(world_size) +
+                                           " ranks, and a run can have " + std::to_string(kMaxRanks) +
+                                           " at most; give a smaller -n");
   if (elastic && !elastic->contains(world_size))
     throw LaunchError(kExitBadCommandLine, "the machines have " + std::to_string(world_size) +
                                                " ranks, but --elastic allows " + std::to_string(elastic->min) + " to " +
@@ -116,10 +117,10 @@ void Coordinator::gather(const TeamSetup& setup) {
     if (now - began >= options_.patience)
       throw LaunchError(
           kExitNotStarted,
-          missing() + " did not come within " + std::to_string(options_.patience.count() / 1000) + " s; see whether " +
+          missing() + " did not arrive within " + std::to_string(options_.patience.count() / 1000) + " s; check that " +
               (options_.rendezvous ? "`lockstep run` was started there, with this rendezvous and key, and "
                                    : "the launch command works by hand, and ") +
-              "whether the firewall lets it reach " + lobby_.door().endpoints().front().text() +
+              "that the firewall lets it reach " + lobby_.door().endpoints().front().text() +
               " (--interface chooses another network)");
     if (now >= tell_at) {
       say(setup, "waits for " + missing());
@@ -184,11 +185,11 @@ std::string Coordinator::objection(const Hello& hello, const std::string& comman
     return "it was started with --node-rank " + std::to_string(hello.node) + ", but there are only " +
            std::to_string(count) + " machines, counted from 0";
   if (nodes_[static_cast<size_t>(hello.node)].gone)
-    return "it was lost, and the run goes on without it; `lockstep run` without it starts another";
+    return "it was lost, and the run continues without it; this machine can join only another run";
   if (nodes_[static_cast<size_t>(hello.node)].channel)
-    return "there is a node " + std::to_string(hello.node) + " already, on " +
+    return "a node " + std::to_string(hello.node) + " has already joined from " +
            nodes_[static_cast<size_t>(hello.node)].host.name +
-           "; give each machine a --node-rank of its own, and each run a rendezvous";
+           "; give each machine its own --node-rank, and each run its own rendezvous";
   if (!hello.command.empty() && hello.command != command)
     return "it was started with another command: " + printable(hello.command) + " there, " + command + " here";
   if (hello.encrypt && !options_.encrypt)
@@ -338,7 +339,7 @@ void Coordinator::end(int exit_code) {
   over_ = true;
   const std::string text = exit_code == kExitOk ? ""
                                                 : "the run has ended with exit code " + std::to_string(exit_code) +
-                                                      "; the output of its coordinator says why";
+                                                      "; see the output of its coordinator for the reason";
   PollSet polled;
   const Deadline deadline(kFarewell);
   for (Node& node : nodes_)

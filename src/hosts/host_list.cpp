@@ -80,7 +80,8 @@ std::vector<Host> read_hostfile(const std::string& path, int slots) {
     const std::string what = where + " slots";
     while (words >> word) {
       if (word.starts_with("max_slots=") || word.starts_with("max-slots=")) continue;
-      if (!word.starts_with("slots=")) refuse(where + ": '" + word + "' is not known; a line is `node1 slots=4`");
+      if (!word.starts_with("slots="))
+        refuse(where + ": '" + word + "' is not supported; a line must be like `node1 slots=4`");
       host.slots = parse_number(what, word.substr(6), 1, kMaxRanks);
       counted = true;
     }
@@ -111,7 +112,7 @@ std::vector<std::string> parse_slurm_nodes(const std::string& text) {
     if (open == std::string::npos) {
       if (!word.empty()) names.push_back(word);
     } else if (close == std::string::npos || close < open) {
-      refuse("Slurm's list of nodes, " + text + ", has a bracket without its other");
+      refuse("Slurm's list of nodes, " + text + ", has an unmatched bracket");
     } else {
       std::stringstream ranges(word.substr(open + 1, close - open - 1));
       std::string range;

@@ -150,8 +150,9 @@ void HostsTeam::tick() {
   lobby_.tick();
   for (const Arrival& arrival : lobby_.take_arrivals())
     Lobby::send_away(*arrival.channel, kExitNotStarted,
-                     "the run at this rendezvous has begun, and has its node " + std::to_string(arrival.hello.node) +
-                         " already; give each machine a --node-rank of its own, and each run a rendezvous");
+                     "the run at this rendezvous has started, and already has a node " +
+                         std::to_string(arrival.hello.node) +
+                         "; give each machine its own --node-rank, and each run its own rendezvous");
   if (const std::string news = lobby_.take_news(); !news.empty()) messages_.push_back(news);
 }
 
@@ -327,7 +328,7 @@ int HostsTeam::wanted_ranks() {
   for (const Node& node : nodes_) places += node.channel ? node.most_slots : 0;
   if (wanted <= places) return wanted;
   if (std::exchange(refused_, wanted) != wanted)
-    messages_.push_back(std::to_string(wanted) + " ranks are wanted, but the machines that are left have places for " +
+    messages_.push_back(std::to_string(wanted) + " ranks are wanted, but the remaining machines have places for " +
                         std::to_string(places));
   return 0;
 }

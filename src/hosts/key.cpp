@@ -59,10 +59,10 @@ Key Key::from_file(const std::string& path) {
   if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode))
     refuse_key("the key file " + path + " is not a file");
   if (status.st_uid != ::geteuid())
-    refuse_key("the key file " + path + " belongs to another user; use one of your own, which only you can read");
+    refuse_key("the key file " + path + " belongs to another user; use a file of your own that only you can read");
   if ((status.st_mode & 077) != 0)
-    refuse_key("others may read or write the key file " + path +
-               "; make a new key, since they may know this one, and " + "chmod 600 its file");
+    refuse_key("other users can read or write the key file " + path +
+               "; make a new key, because they may know this one, and " + "chmod 600 its file");
   std::string text(kMostText, '\0');
   const ssize_t count = ::read(file.get(), text.data(), text.size());
   if (count < 0) refuse_key("the key file " + path + " cannot be read: " + std::strerror(errno));
@@ -78,7 +78,9 @@ Key Key::from_descriptor(int fd) {
   while (text.find('\n') == std::string::npos && text.size() < kMostText) {
     pollfd ready{.fd = fd, .events = POLLIN, .revents = 0};
     if (::poll(&ready, 1, deadline.remaining_ms()) <= 0)
-      refuse_key("no key came on standard input within 10 s; `lockstep agent` is started by `lockstep run`");
+      refuse_key(
+          "no key arrived on standard input within 10 s; `lockstep run` starts `lockstep agent`, so do not start it "
+          "yourself");
     char piece[kMostText];
     const ssize_t count = ::read(fd, piece, sizeof piece);
     if (count <= 0) break;

@@ -28,8 +28,7 @@ std::vector<std::string> split(const std::string& text) {
       inside = true;
     }
   }
-  if (quote != 0)
-    throw LaunchError(kExitBadCommandLine, "--launch-command has a quotation mark without its other: " + text);
+  if (quote != 0) throw LaunchError(kExitBadCommandLine, "--launch-command has an unmatched quotation mark: " + text);
   if (inside) words.push_back(word);
   return words;
 }

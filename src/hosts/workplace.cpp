@@ -22,7 +22,7 @@ EnvironmentBlock enter(const Prepare& plan, const EnvironmentBlock& own) {
   if (!plan.folder.empty()) std::filesystem::current_path(plan.folder, error);
   if (error)
     throw LaunchError(kExitNotStarted, "there is no folder " + plan.folder + " to run in (" + error.message() +
-                                           "); it must be at the same path on all machines");
+                                           "); it must exist at the same path on all machines");
   return plan.environment.empty() ? own : environment_here(plan.environment, own);
 }
 

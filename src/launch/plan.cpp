@@ -201,8 +201,8 @@ Placement place_rank(Binding bind, const std::vector<int>& cpus, const std::vect
   const auto share = static_cast<ptrdiff_t>(cpus.size()) / ranks;
   if (share == 0)
     throw LaunchError(kExitBadCommandLine, "--bind core: " + std::to_string(ranks) +
-                                               " ranks cannot have a core each, only " + std::to_string(cpus.size()) +
-                                               " may be used; leave --bind out");
+                                               " ranks cannot have one core each: only " + std::to_string(cpus.size()) +
+                                               " may be used; leave out --bind");
   return {{cpus.begin() + rank * share, cpus.begin() + (rank + 1) * share}};
 }
 

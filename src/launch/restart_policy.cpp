@@ -65,7 +65,7 @@ Clock::duration pause_after(const RestartHistory& history, const Failure& failur
 /// The reason why no start is allowed; empty: one is.
 std::string objection(const RestartLimits& limits, const RestartHistory& history, const Failure& failure) {
   if (history.restarts >= limits.in_total)
-    return "all " + std::to_string(limits.in_total) + " of --max-restarts were made";
+    return "all " + std::to_string(limits.in_total) + " restarts that --max-restarts allows were made";
   if (within_the_hour(history, failure) > limits.per_hour)
     return std::to_string(limits.per_hour) +
            " restarts were made within the last hour, as many as --restarts-per-hour " + "allows";
@@ -138,7 +138,7 @@ RestartDecision decide_restart(const RestartLimits& limits, const RestartHistory
     decision.left_out = failure.rank;
     decision.why = who + "; it is left out";
   } else if (!failure.progress && !came_from_outside(failure)) {
-    decision.why = "no step was made since the last start, so the same would happen again";
+    decision.why = "no step was completed since the last start, so another start would fail in the same way";
     return decision;
   }
   decision.restart = true;

@@ -50,7 +50,7 @@ void RunFolder::lock() {
   if (trouble == 0) return;
   if (trouble != EWOULDBLOCK) {
     lock_trouble_ = "the run folder " + path_ + " cannot be locked (" + std::strerror(trouble) +
-                    "), so another launcher in it would not be refused; give each run a folder of its own";
+                    "), so a second launcher in it would not be refused; give each run a folder of its own";
     return;
   }
   lock_.reset();

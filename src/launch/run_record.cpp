@@ -62,8 +62,9 @@ RunRecord::~RunRecord() { ::unlink(path_.c_str()); }
 RunRecord::Contents RunRecord::read(const std::string& folder) {
   std::ifstream file(folder + "/run.json", std::ios::binary);
   if (!file)
-    throw Error("there is no " + folder + "/run.json: no run is going on in this folder; give the folder of a " +
-                "running job, that of --log-dir or runs/<time>-<program>-<pid>; `lockstep status --all` lists them");
+    throw Error("there is no " + folder +
+                "/run.json: no run is active in this folder; give the folder of an active run, that of --log-dir or "
+                "runs/<time>-<program>-<pid>; `lockstep status --all` lists them");
   std::string bytes(kMostBytes, '\0');
   file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   bytes.resize(static_cast<size_t>(file.gcount()));

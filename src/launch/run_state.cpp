@@ -179,7 +179,7 @@ void StateMachine::look_for_failure() {
   if (!verdict.settled && now < *state.settle_by) return;
   const RankStatus& account = state.evidence.ranks[static_cast<size_t>(verdict.culprit->rank)].account;
   tell_user("rank " + std::to_string(verdict.culprit->rank) + ": " +
-            (verdict.culprit->ended ? describe(*verdict.culprit, account) : "others cannot go on without it") +
+            (verdict.culprit->ended ? describe(*verdict.culprit, account) : "others cannot continue without it") +
             "; stopping the other ranks");
   stop(SIGTERM);
 }
@@ -276,7 +276,7 @@ void StateMachine::decide_what_follows() {
   if (verdict.exit_code == kExitOk || is_ended_by_signal() || !state.all_ended()) return;
   if (state.resize_to && !verdict.culprit) {
     if (verdict.exit_code != kExitPreempted)
-      return tell_user("the ranks left without saving, so the run does not go on with another number of them");
+      return tell_user("the ranks left without saving, so the run does not continue with another number of ranks");
     tell_user("goes on with " + counted_ranks(*state.resize_to));
     if (has_progressed(state.evidence, state.started, now)) state.history.fruitless = 0;
     return pause(*state.resize_to, Clock::duration(0));

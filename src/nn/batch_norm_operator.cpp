@@ -77,9 +77,8 @@ std::shared_ptr<LayerExchange> exchange_of(const OptionalTensor& running_mean, c
   if (!layer) layer = find(weight);
   TORCH_CHECK(layer || !(is_detached_from_layer(running_mean) || is_detached_from_layer(weight)),
               "forward in training of a synchronised batch norm with detached tensors, which would leave out the other "
-              "ranks. In "
-              "TorchScript this means a module that ran before it was converted and was optimized to run alone: call "
-              "convert_sync_batchnorm right after loading the module");
+              "ranks. In TorchScript this happens if a module ran before it was converted and was optimized to run "
+              "alone: call convert_sync_batchnorm right after loading the module");
   if (!layer || !layer->is_training || !layer->is_training()) return nullptr;
   TORCH_CHECK(layer->exchange,
               "forward in training of a synchronised batch norm whose group is gone: its Context was "
@@ -146,7 +145,7 @@ std::shared_ptr<StatisticsExchange> exchange_within_join(const Group& group) {
     TORCH_CHECK(entry.tensor.expired() || entry.layer.exchange == nullptr || entry.layer.exchange->exchange == own,
                 "join(): there is a synchronised batch norm over a group other than that of this "
                 "DistributedDataParallel; a rank that has run out of inputs could not take part in its messages. "
-                "Convert it over the same group");
+                "Convert it over the group of the model");
   return own;
 }
 

@@ -245,8 +245,9 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grad_outputs) {
-    TORCH_CHECK(!at::GradMode::is_enabled(),
-                "backward(create_graph) goes through a synchronised batch norm, whose gradient has none of its own");
+    TORCH_CHECK(
+        !at::GradMode::is_enabled(),
+        "backward(create_graph) goes through a synchronised batch norm, whose gradient cannot be differentiated again");
     const variable_list saved = context->get_saved_variables();
     const auto holder = c10::static_intrusive_pointer_cast<Holder>(context->saved_data["layer"].toCapsule());
     const BatchNormGradients gradients =

@@ -16,7 +16,7 @@ namespace lockstep {
 inline Error layer_error(const std::string& layer, const std::string& where) {
   return Error(layer +
                " is synchronised over all ranks, so every rank must run it: call forward on every rank (an empty batch "
-               "will do), or eval() it, or do not convert it. " +
+               "will do), put the layer into eval(), or do not convert it. " +
                where);
 }
 

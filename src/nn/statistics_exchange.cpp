@@ -31,8 +31,8 @@ std::shared_ptr<StatisticsExchange> StatisticsExchange::of(const Group& group) {
   if (const auto& ranks = state_of(group).virtual_ranks; ranks && !ranks->one_each())
     throw Error("a synchronised batch norm needs the batches of all " + std::to_string(ranks->count()) +
                 " virtual ranks at once, but " + std::to_string(group.world_size()) +
-                " ranks work for them one after the other; start as many ranks as there are virtual ranks, or leave "
-                "the batch norms as they are");
+                " ranks work for them one after the other; start as many ranks as there are virtual ranks, or do not "
+                "convert the batch norms");
   if (group.world_size() == 1) return std::make_shared<StatisticsExchange>(group);
   if (auto known = find(group)) return known;
   auto made = std::make_shared<StatisticsExchange>(group);

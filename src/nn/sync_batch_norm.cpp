@@ -30,7 +30,7 @@ bool look_at(FoundLayers& found, const std::string& name, const std::shared_ptr<
   const torch::nn::Module& object = *layer;
   if (typeid(object) != typeid(Layer)) {
     found.problems += "\n  " + name +
-                      " is of a class derived from BatchNorm, whose forward may do anything; derive it from "
+                      " is of a class derived from BatchNorm, whose forward is unknown; derive it from "
                       "lockstep::SyncBatchNorm, or hold one as a member";
     return true;
   }
@@ -70,12 +70,12 @@ void check_same_layers(const FoundLayers& found, const Group& group) {
     const std::vector<std::string> other = layers_of(all[rank]);
     if (other.size() != first.size())
       throw Error("convert_sync_batchnorm: the module of rank " + std::to_string(rank) + " has " +
-                  std::to_string(other.size()) + " batch norms, that of rank 0 has " + std::to_string(first.size()) +
-                  "; all ranks must convert the same module");
+                  std::to_string(other.size()) + " batch norms, and that of rank 0 has " +
+                  std::to_string(first.size()) + "; all ranks must convert the same module");
     const auto [mine, theirs] = std::mismatch(first.begin(), first.end(), other.begin());
     throw Error("convert_sync_batchnorm: batch norm " + std::to_string(mine - first.begin()) +
-                " of the module of rank " + std::to_string(rank) + " is " + *theirs + ", that of rank 0 is " + *mine +
-                "; all ranks must convert the same module");
+                " of the module of rank " + std::to_string(rank) + " is " + *theirs + ", and that of rank 0 is " +
+                *mine + "; all ranks must convert the same module");
   }
 }
 
@@ -87,7 +87,9 @@ int64_t convert(const FoundLayers& found, const Group& group) {
               found.problems);
   if (found.layers.empty()) {
     if (group.rank() == 0)
-      TORCH_WARN("convert_sync_batchnorm: the module has no BatchNorm1d, 2d or 3d, so there was nothing to do");
+      TORCH_WARN(
+          "convert_sync_batchnorm: the module has no BatchNorm1d, BatchNorm2d or BatchNorm3d, so nothing was "
+          "converted");
     return 0;
   }
   const auto exchange = StatisticsExchange::of(group);
@@ -112,9 +114,10 @@ void FoundLayers::add(FoundLayer layer) {
   if (layer.known().defined())
     layers.push_back(std::move(layer));
   else
-    problems += "\n  " + layer.name +
-                " has neither parameters nor running statistics to recognise it by; use a lockstep::SyncBatchNorm "
-                "instead";
+    problems +=
+        "\n  " + layer.name +
+        " has neither parameters nor running statistics by which it could be found; use a lockstep::SyncBatchNorm "
+        "instead";
 }
 
 int64_t convert_sync_batchnorm(torch::nn::Module& module, const Group& group) {

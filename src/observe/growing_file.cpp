@@ -69,7 +69,7 @@ void GrowingFile::drop(int error) {
   lost_ += records_waiting_;
   if (std::exchange(warned_, true)) return;
   const std::string text = "lockstep: " + what_ + " " + path_ + " cannot be written (" + std::strerror(error) +
-                           "); training goes on, and what could not be written is missing there\n";
+                           "); training goes on, and the file lacks what could not be written\n";
   std::fputs(text.c_str(), stderr);
 }
 

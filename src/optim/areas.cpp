@@ -62,7 +62,8 @@ void check_none_is_missing(const NamedTensors& trained, const Areas& areas) {
   if (missing > kNamed) names += " and " + std::to_string(missing - kNamed) + " more";
   TORCH_CHECK(missing == 0, "ZeroRedundancyOptimizer: ", missing == 1 ? "parameter " : "parameters ", names,
               missing == 1 ? " is" : " are",
-              " trained by the model and in none of the parameter groups; put all that the model trains into groups");
+              " trained by the model and in none of the parameter groups; put all parameters that the model trains "
+              "into groups");
 }
 
 int64_t rounded_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
@@ -76,8 +77,8 @@ void check_same_values(const Group& group, const std::vector<Areas::Parameter>& 
   if (difference.empty()) return;
   throw Error(
       "ZeroRedundancyOptimizer(): the ranks hold different parameters: " + difference +
-      ". Each rank steps a part of every parameter for all, so all must begin with the same: change or load them "
-      "on every rank, or call broadcast_parameters() or average_parameters() before the optimizer is made");
+      ". Each rank steps a part of every parameter for all ranks, so all must start from equal parameters: change or "
+      "load them on every rank, or call broadcast_parameters() or average_parameters() before you make the optimizer");
 }
 
 }  // namespace
@@ -135,7 +136,7 @@ void Areas::find_parameters(const NamedTensors& trained, const torch::optim::Opt
     for (const at::Tensor& tensor : group.params()) {
       const auto named = names.find(tensor.unsafeGetTensorImpl());
       TORCH_CHECK(named != names.end(), "ZeroRedundancyOptimizer: a parameter of ", tensor.sizes(),
-                  " in the groups is none that the model trains on all ranks; give it an optimizer of its own");
+                  " in the groups is not one that the model trains on all ranks; give it an optimizer of its own");
       auto area = std::find_if(areas_.begin(), areas_.end(),
                                [&](const Area& one) { return one.dtype == tensor.scalar_type(); });
       if (area == areas_.end()) area = areas_.insert(area, {.dtype = tensor.scalar_type()});
@@ -168,9 +169,9 @@ void Areas::check_none_overlap(const ReplicaState& model) const {
     const Extent &before = extents[reaches], &now = extents[i];
     TORCH_CHECK(now.begin >= before.end || !(now.moves || before.moves), "ZeroRedundancyOptimizer: ", *before.name,
                 " and ", *now.name,
-                " lie in the same memory (set_data(), or views of one tensor), and would be parted where the optimizer "
-                "keeps parameters; register one tensor under both names, or let each rank step its own copy with an "
-                "optimizer made from the parameters");
+                " lie in the same memory (set_data(), or views of one tensor), but would be separate where the "
+                "optimizer keeps parameters; register one tensor under both names, or let each rank step its own copy "
+                "with an optimizer made from the parameters");
     if (now.end > before.end) reaches = i;
   }
 }
@@ -182,10 +183,10 @@ void Areas::check_same_places(const torch::optim::Optimizer& optimizer) const {
       lines += parameter_of(tensor).name + " of group " + std::to_string(g) + '\n';
   const std::string difference = first_difference("parameter", group_.all_gather_bytes(lines));
   if (difference.empty()) return;
-  throw Error(
-      "the ranks gave their ZeroRedundancyOptimizer other parameters, or in another order: " + difference +
-      ". Each rank steps a part of all of them, so every rank must list the same ones in the same groups and in "
-      "the same order");
+  throw Error("the ranks gave their ZeroRedundancyOptimizer different parameters, or gave them in different orders: " +
+              difference +
+              ". Each rank steps a part of every parameter, so every rank must list the same parameters in the same "
+              "groups and in the same order");
 }
 
 void Areas::lay_out(size_t index) {

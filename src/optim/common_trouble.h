@@ -56,12 +56,11 @@ inline uint64_t sample_of(const std::vector<at::Tensor>& gradients) {
 }
 
 inline constexpr const char* kModelIsGone =
-    "ZeroRedundancyOptimizer::step(): the DistributedDataParallel that it was made from is gone; keep that alive for "
-    "as "
-    "long as the optimizer steps, in a member declared before it, say";
+    "ZeroRedundancyOptimizer::step(): the DistributedDataParallel that it was made from was destroyed; keep that alive "
+    "for as long as the optimizer steps, in a member declared before it, say";
 
 inline constexpr const char* kTwoThreads =
-    "ZeroRedundancyOptimizer::step() was called while another thread is in it; let one thread step";
+    "ZeroRedundancyOptimizer::step() was called while another thread was in it; let one thread step";
 
 inline constexpr const char* kOtherParameters =
     ": something other than this step has changed a copy on one rank since the last step. Change the model in the same "
@@ -69,10 +68,8 @@ inline constexpr const char* kOtherParameters =
 
 inline constexpr const char* kLoadTheSame =
     ", but with shared_parameters = true all ranks of a machine share one copy of them, which has what was loaded "
-    "last. "
-    "Load the same state on every rank; or load it on one and then call broadcast_parameters(), with that rank, on "
-    "every "
-    "rank";
+    "last. Load the same state on every rank; or load it on one and then call broadcast_parameters(), with that rank, "
+    "on every rank";
 
 /// A hash of three elements of each parameter. On a device, where each read waits, they are read together.
 inline uint64_t sample_of_parameters(const Areas& areas) {
@@ -103,7 +100,8 @@ inline std::string common_trouble(const ReplicaState& model, const torch::optim:
   if (model.passes->since_reduction != 0)
     return "ZeroRedundancyOptimizer::step(): the gradients of " +
            counted(model.passes->since_reduction, "backward pass", "backward passes") +
-           " wait in .grad, of this rank alone; step after the backward that reduces them, or call reduce_gradients() "
+           " wait in .grad and are this rank's alone; step after the backward that reduces them, or call "
+           "reduce_gradients() "
            "first";
   const std::string problem = optim::problem_of(optimizer);
   if (!problem.empty()) return problem;
@@ -121,8 +119,8 @@ inline std::string common_trouble(const ReplicaState& model, const torch::optim:
         parameter.tensor.scalar_type() != parameter.here.scalar_type() ||
         parameter.tensor.sizes() != parameter.here.sizes() || parameter.tensor.strides() != parameter.here.strides())
       return "ZeroRedundancyOptimizer: parameter " + parameter.name +
-             " no longer lies where the optimizer has put it (to(), set_data(), torch::load(), or another tensor in "
-             "its place); make a new optimizer";
+             " is no longer in the memory where the optimizer put it (to(), set_data(), torch::load(), or another "
+             "tensor in its place); make a new optimizer";
   return "";
 }
 

@@ -185,9 +185,9 @@ void OwnSlices::copy_to_others() const {
 
 void OwnSlices::check_state_is_known() const {
   TORCH_CHECK(kind_.has_value(),
-              "ZeroRedundancyOptimizer: what this optimizer remembers belongs to the slices of each rank, and only its "
-              "class knows what it is; it can be neither saved nor loaded. Save SGD, Adam, AdamW, RMSprop or Adagrad, "
-              "or let each rank step its own copy with an optimizer made from the parameters");
+              "ZeroRedundancyOptimizer: the state of this class of optimizer can be neither saved nor loaded, because "
+              "it belongs to the slices of each rank and only the class knows its meaning. Use SGD, Adam, AdamW, "
+              "RMSprop or Adagrad, or let each rank step its own copy with an optimizer made from the parameters");
 }
 
 void OwnSlices::complete(torch::optim::Optimizer& optimizer) {

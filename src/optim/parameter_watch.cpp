@@ -16,9 +16,9 @@ std::string ParameterWatch::backward_begins(bool awaits_step) {
       before && now.changes == before->changes && (now.sample != before->sample || now.versions != before->versions);
   if (!awaits_step || !changed) return "";
   return "parameters were changed after a backward, but not by step() of the ZeroRedundancyOptimizer that was made "
-         "from this model: while it is there, backward leaves each rank's own gradients in .grad, and only its "
-         "step() takes their mean, so ranks that step by another optimizer train apart. Call its step(), or "
-         "destroy it; to leave out a step, call skip_step()";
+         "from this model: while it exists, backward leaves each rank's own gradients in .grad, and only its step() "
+         "averages them, so ranks that step by another optimizer diverge. Call its step(), or destroy it; to leave out "
+         "a step, call skip_step()";
 }
 
 }  // namespace lockstep::detail

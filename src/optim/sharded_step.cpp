@@ -103,7 +103,7 @@ void ShardedStep::check_model() const { TORCH_CHECK(!model_is_there_.expired(), 
 std::string ShardedStep::trouble() const {
   if (may_take_sum_ && model_.shared_step != this)
     return std::string("ZeroRedundancyOptimizer: another one was made from this model after it") +
-           (model_.shared_step != nullptr ? "; step that one" : ", and has gone; make a new one and step that");
+           (model_.shared_step != nullptr ? "; step that one" : ", and was destroyed; make a new one and step that");
   if (!may_take_sum_ && model_.is_deferred())
     return "ZeroRedundancyOptimizer: another one that was made from this model takes its gradients; step that one";
   if (may_take_sum_ && model_.join.options != nullptr && model_.equipment.hook)

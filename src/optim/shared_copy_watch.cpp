@@ -30,8 +30,8 @@ enum class Change : int64_t {
 
 constexpr const char* kChanged =
     "parameters were changed, but not by step() of the ZeroRedundancyOptimizer that was made from this model with "
-    "shared_parameters = true: all ranks share one copy of them, so what each rank changes, as another optimizer or "
-    "torch::load() does, is changed once for every rank";
+    "shared_parameters = true: all ranks share one copy of them, so a change that each rank makes, such as a step of "
+    "another optimizer or torch::load(), is made once for every rank";
 
 /// For words that another rank may read at any time.
 uint64_t read(uint64_t& word) { return std::atomic_ref<uint64_t>(word).load(std::memory_order_relaxed); }
@@ -119,8 +119,8 @@ std::string SharedCopyWatch::trouble() const {
 std::string SharedCopyWatch::trouble_at_end() const {
   if (!changed()) return "";
   return std::string(kChanged) +
-         ", and that optimizer has gone, so each rank has kept what came of it. Set them anew on every rank, by "
-         "load_state_dict() or Checkpointer::resume()";
+         ", and that optimizer was destroyed, so each rank has kept the result. Set the parameters again on every "
+         "rank, by load_state_dict() or Checkpointer::resume()";
 }
 
 void SharedCopyWatch::before_broadcast(int root) {
@@ -142,16 +142,16 @@ void SharedCopyWatch::before_broadcast(int root) {
   if (any(others))
     throw Error(
         "broadcast_parameters(" + std::to_string(root) + "): " + rank_names(others) +
-        " changed the parameters since the last step, but with shared_parameters = true all ranks of a machine "
-        "share one copy of them, so what several ranks change is changed several times. Make the change on rank " +
+        " changed the parameters since the last step, but with shared_parameters = true all ranks of a machine share "
+        "one copy of them, so a change that several ranks make is made several times. Make the change on rank " +
         std::to_string(root) + " alone");
   const auto of_root = static_cast<Change>(changes[root]);
   if (any(seen) && of_root != Change::kCounted && of_root != Change::kSet)
     throw Error("broadcast_parameters(" + std::to_string(root) +
                 "): the parameters have changed since the last step, but rank " + std::to_string(root) +
-                " has not counted a change of them, so nobody can tell how many ranks made it: what is written through "
-                "data() or a pointer, as LibTorch's optimizers do, counts no version. With shared_parameters = true, "
-                "change them on that rank alone, by operations on the tensors under torch::NoGradGuard");
+                " has not counted a change of them, so it is unknown how many ranks made it: a write through data() or "
+                "a pointer, as by LibTorch's optimizers, counts no version. With shared_parameters = true, change them "
+                "on that rank alone, by operations on the tensors under torch::NoGradGuard");
 }
 
 }  // namespace lockstep::detail

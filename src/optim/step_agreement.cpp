@@ -63,7 +63,7 @@ StepRequest agree_on_step(const Group& group, const StepStatement& mine) {
   };
   constexpr const char* kSameCalls =
       "; every rank must call clip_grad_norm() and step() in the same order, with the same arguments";
-  refuse_odd(kAction, false, " has called another of clip_grad_norm() and step()", kSameCalls);
+  refuse_odd(kAction, false, " has called the other one of clip_grad_norm() and step()", kSameCalls);
   for (const Column what : {kMaxNorm, kNormType})
     refuse_odd(what, false, " has called clip_grad_norm() with other arguments", kSameCalls);
   const StepRequest agreed{static_cast<StepAction>(actions[leader]),
@@ -72,13 +72,13 @@ StepRequest agree_on_step(const Group& group, const StepStatement& mine) {
   refuse_odd(kLoaded, true, " loaded another state into the parameters", std::string(", or none") + kLoadTheSame);
   refuse_odd(kParameters, true, " has other parameters", kOtherParameters);
   if (agreed.action != StepAction::kStep) return agreed;
-  refuse_odd(kStep, true, " would step other parameters",
-             ", at another rate or from another state; set options and load states on every rank, take no gradients "
-             "away on some, and let learning rates follow in JoinOptions::shadow where a rank has run out of inputs");
   refuse_odd(
-      kGradients, true, " has other gradients",
-      ", so they were not reduced over all ranks or changed since; steps with gradients of one's own (post-local "
-      "SGD) need an optimizer on each rank, made from the parameters");
+      kStep, true, " would step other parameters",
+      ", at another rate or from another state; set options and load states on every rank, remove gradients on all "
+      "ranks or on none, and set learning rates in JoinOptions::shadow, too, where a rank has run out of inputs");
+  refuse_odd(kGradients, true, " has other gradients",
+             ", so they were not reduced over all ranks, or were changed since; to step with each rank's own gradients "
+             "(post-local SGD), make an optimizer from the parameters on each rank");
   return agreed;
 }
 

@@ -23,12 +23,12 @@ constexpr size_t kLargestElement = 8;
 /// The reason why a parameter cannot be stepped, as the end of a sentence; null if none.
 const char* problem_with(const at::Tensor& parameter, c10::Device device) {
   if (parameter.device() != device)
-    return "is on another device than the first one; step what is there with an optimizer of its own";
+    return "is on another device than the first one; step the parameters of each device with an optimizer of their own";
   if (parameter.is_meta()) return "has no data (it is on the meta device); move it to the CPU or a device first";
   if (parameter.layout() != at::kStrided) return "is sparse; step it with torch::optim's optimizer of the same name";
   const at::ScalarType dtype = parameter.scalar_type();
   if (dtype != at::kFloat && dtype != at::kDouble && !is_16_bit(dtype))
-    return "is none of float, double, float16 and bfloat16";
+    return "is not float, double, float16 or bfloat16";
   if (!parameter.is_non_overlapping_and_dense())
     return "has gaps between its elements or elements that overlap; clone() it";
   const at::Tensor& gradient = parameter.grad();

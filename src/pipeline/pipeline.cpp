@@ -35,8 +35,9 @@ PipelineOptions completed(PipelineOptions options, size_t layers, const Group& g
   check_same_on_all_ranks(group, "option", text);
   TORCH_CHECK(options.stages > 0 && group.world_size() % options.stages == 0, "Pipeline: ", options.stages,
               " stages; their number must divide that of the ranks, ", group.world_size());
-  TORCH_CHECK(options.micro_batches > 0, "Pipeline: ", options.micro_batches, " micro_batches; at least 1");
-  TORCH_CHECK(options.in_flight >= 0, "Pipeline: in_flight = ", options.in_flight, "; 1, 2 or more, or 0 to choose");
+  TORCH_CHECK(options.micro_batches > 0, "Pipeline: ", options.micro_batches, " micro_batches; give at least 1");
+  TORCH_CHECK(options.in_flight >= 0, "Pipeline: in_flight = ", options.in_flight,
+              "; give the number of micro-batches in flight, or 0 to let the Pipeline choose");
   const auto stages = static_cast<size_t>(options.stages);
   TORCH_CHECK(layers >= stages, "Pipeline: ", layers, " layers cannot be cut into ", stages, " stages");
   TORCH_CHECK(options.cuts.empty() || options.cuts.size() + 1 == stages, "Pipeline: ", options.cuts.size(),
@@ -150,7 +151,8 @@ double Pipeline::clip_grad_norm(double max_norm, double norm_type) {
   const at::Tensor all = state.ranks.all_gather(at::tensor({own, max_norm, norm_type}, at::kDouble));
   const auto column = [&](int64_t number) { return all.select(1, number); };
   if (!column(1).eq(max_norm).all().item<bool>() || !column(2).eq(norm_type).all().item<bool>())
-    throw Error("Pipeline: clip_grad_norm() has other arguments on other stages; give the same on every rank");
+    throw Error(
+        "Pipeline: clip_grad_norm() was given different arguments on other stages; give the same on every rank");
   const bool largest = std::isinf(norm_type);
   const double norm =
       largest ? column(0).max().item<double>() : std::pow(column(0).pow(norm_type).sum().item<double>(), 1 / norm_type);
@@ -233,7 +235,7 @@ void Pipeline::load_state_dict(const StateDict& given) {
       trouble += c10::str("\n  ", known.name, " is a ", tensor->toString(), " of ", tensor->sizes(), ", not a ",
                           c10::toString(known.dtype), " of ", known.sizes);
   }
-  if (given.size() > state.layers.all.size() && trouble.empty()) trouble = "\n  it has tensors of other layers, too";
+  if (given.size() > state.layers.all.size() && trouble.empty()) trouble = "\n  it also has tensors of other layers";
   constexpr char kFits = '=';
   const auto troubles =
       state.group.all_gather_bytes(trouble.empty() ? kFits + std::to_string(sample_of_state(given)) : trouble);

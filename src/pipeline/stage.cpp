@@ -59,7 +59,7 @@ Stage::Stage(const Group& ranks, Model& model, const PipelineOptions& options, s
 
 void Stage::check_usable() const {
   TORCH_CHECK(!failed_,
-              "Pipeline: an earlier pass has failed, and stages stopped at different places; end the program");
+              "Pipeline: an earlier pass failed, and the stages stopped at different places; end the program");
 }
 
 int64_t Stage::answers() const {
@@ -147,20 +147,20 @@ Neighbour::Received Stage::receive(Neighbour& from, bool more) {
 
 void Stage::check_input(const at::Tensor& input) const {
   TORCH_CHECK(!is_first() || (input.defined() && input.dim() > 0 && input.size(0) > 0),
-              "Pipeline: the first stage needs an input, a tensor whose first dimension are samples, at least one");
+              "Pipeline: the first stage needs an input: a tensor whose first dimension is the samples, at least one");
 }
 
 void Stage::check_given(const at::Tensor& input, int64_t first_stages) const {
   TORCH_CHECK(!input.defined() || sample_of_batch(input) == first_stages,
-              "Pipeline: the input is not that of the first stage, so the ranks of a pipeline have different batches; "
-              "let all of them read the same one: DataLoader(dataset, pipeline.shard(), ...)");
+              "Pipeline: the input differs from that of the first stage, so the ranks of a pipeline have different "
+              "batches; let all of them read the same batch: DataLoader(dataset, pipeline.shard(), ...)");
 }
 
 Stage::Batch Stage::batch_of(const at::Tensor& input, const at::Tensor& target) const {
   check_input(input);
   TORCH_CHECK(
       target.defined() && target.dim() > 0,
-      "Pipeline: forward_backward() needs the targets on every stage, a tensor whose first dimension are samples");
+      "Pipeline: forward_backward() needs the targets on every stage: a tensor whose first dimension is the samples");
   const int64_t rows = target.size(0);
   TORCH_CHECK(rows >= micro_batches_, "Pipeline: a batch of ", rows, " samples cannot be cut into ", micro_batches_,
               " micro-batches; take larger batches (drop_last leaves out a smaller last one), or fewer micro-batches");
@@ -187,8 +187,8 @@ void Stage::run_forward(Batch& batch, size_t micro_batch, const at::Tensor& inpu
   } else {
     const Neighbour::Received received = receive(*before_, /*more=*/micro_batch + 1 < batch.passes.size());
     TORCH_CHECK(received.words.mark == batch.words.mark,
-                "Pipeline: the targets are not those of the first stage, so the ranks of a pipeline have different "
-                "batches; let all of them read the same one: DataLoader(dataset, pipeline.shard(), ...)");
+                "Pipeline: the targets differ from those of the first stage, so the ranks of a pipeline have different "
+                "batches; let all of them read the same batch: DataLoader(dataset, pipeline.shard(), ...)");
     if (micro_batch == 0) {
       check_given(input, received.words.given);
       batch.words.given = received.words.given;
@@ -204,7 +204,7 @@ void Stage::run_forward(Batch& batch, size_t micro_batch, const at::Tensor& inpu
                 "Pipeline: the last layer of a "
                 "stage returned a tensor of ",
                 pass.output.sizes(), " for ", batch.rows[micro_batch],
-                " samples; the first dimension of what goes to the next stage must be samples");
+                " samples; the first dimension of the tensor for the next stage must be the samples");
     return after_->send(pass.output, batch.words);
   }
   const at::Tensor mean = loss(pass.output, batch.targets[micro_batch]);
@@ -227,8 +227,8 @@ void Stage::run_backward(Batch& batch, size_t micro_batch) {
   } else {
     const Neighbour::Received received = receive(*after_, more);
     TORCH_CHECK(received.tensor.defined(),
-                "Pipeline: the next stage has no gradient for what this stage's last layer returns; layers must pass "
-                "on floating-point tensors, and use them");
+                "Pipeline: the next stage has no gradient for the output of this stage's last layer; layers must pass "
+                "on floating-point tensors and use them");
     pass.output.backward(received.tensor);
     batch.words.loss = received.words.loss;
   }

@@ -29,8 +29,8 @@ class Owners {
     const Owner& owner = place->second;
     TORCH_CHECK(is_new || owner.stage == stage, "Pipeline: ", owner.name, " of stage ", owner.stage, " and ", name,
                 " of stage ", stage,
-                " are in the same memory, and would be trained apart; give each its own, or cut the sequence so that "
-                "one stage has both");
+                " lie in the same memory, and would be trained separately; give each its own, or cut the sequence so "
+                "that one stage has both");
   }
 
  private:

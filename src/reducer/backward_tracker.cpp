@@ -8,7 +8,7 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kTwoThreads =
-    "was reached by the backward of one thread while that of another is still running; let one thread at a time run "
+    "was reached by the backward of one thread while that of another was still running; let one thread at a time run "
     "backward of a model, or give each thread a model of its own";
 
 }  // namespace

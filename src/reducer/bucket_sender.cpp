@@ -53,7 +53,7 @@ void BucketSender::send_full(bool at_end) {
         transfers_[sent_].start(plan_.group, plan_.op());
     } catch (const Error& error) {
       throw Error("the gradients of " + plan_.describe(sent_) + " could not be sent: " + error.what() +
-                  (message_.trouble().empty() ? "" : "\nThis rank had found before: " + message_.trouble()));
+                  (message_.trouble().empty() ? "" : "\nBefore that, this rank had found: " + message_.trouble()));
     }
   }
 }
@@ -81,7 +81,7 @@ void BucketSender::wait(const std::function<void()>& write_facts) {
       if (!plan_.group.is_open()) throw Error(what);
       const std::string problems = hook_problems_.of_all_ranks(message_.reductions());
       throw Error(what + problems + "\n" +
-                  (!message_.trouble().empty() ? "This rank had found before: " + message_.trouble()
+                  (!message_.trouble().empty() ? "Before that, this rank had found: " + message_.trouble()
                    : problems.empty()          ? "Every rank must run the same number of backward passes; " +
                                             advice_on_numbers(message_.facts().joining)
                                       : "A communication hook must not fail on some ranks alone") +

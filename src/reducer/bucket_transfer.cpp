@@ -18,7 +18,7 @@ std::string failure_text(const std::function<void()>& body) {
   } catch (const std::exception& error) {
     return std::string("failed: ") + error.what();
   } catch (...) {
-    return "failed: it threw something that is not a std::exception";
+    return "failed: it threw an object that is not a std::exception";
   }
   return "";
 }
@@ -43,8 +43,8 @@ std::string BucketTransfer::start_through(CommHook& hook, const Group& group, Re
   std::string problem = failure_text([&] { finish_ = hook.reduce(bucket, group); });
   if (problem.empty() && !finish_)
     problem =
-        "returned no function, so nobody would wait for what it has started and put the result into `gradients`; "
-        "return [] {} where nothing is left to do";
+        "returned no function, so nothing would wait for the operation that it started and put the result into "
+        "`gradients`; return [] {} if nothing is left to do";
   tail_waits_ = last;
   if (!last) work_ = group.all_reduce_async(bucket_.tail(), op);
   bucket_.let_go_of_gradients();
@@ -67,12 +67,12 @@ std::string BucketTransfer::wait() {
   std::string problem = failure_text(finish);
   bucket_.clear_gaps();  // the norm of all gradients is taken over the whole
   if (problem.empty() && (handed.sizes() != gradients.sizes() || handed.const_data_ptr() != gradients.const_data_ptr()))
-    problem = "has given `gradients` another size or other memory, where nobody looks; copy_() the result into it";
+    problem = "has given `gradients` another size or other memory, which nothing reads; copy_() the result into it";
   for (size_t i = 0; i < parts.size() && problem.empty(); ++i)
     if (const at::Tensor& known = bucket_.slot(i).gradient();
         parts[i].sizes() != known.sizes() || parts[i].const_data_ptr() != known.const_data_ptr())
       problem =
-          "has given a tensor of `parts` another size or other memory, where nobody looks; copy_() the result into it";
+          "has given a tensor of `parts` another size or other memory, which nothing reads; copy_() the result into it";
   return problem;
 }
 

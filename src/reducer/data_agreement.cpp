@@ -156,7 +156,7 @@ void compare_passes(const Group& group, const NewPasses& mine, bool within_join)
     refuse("the loaders of the ranks would deal out different epochs, so samples would be missed or seen twice: `" +
            found->first + "` on rank " + std::to_string(number) + " and `" + found->second + "` on rank " +
            std::to_string(rank) +
-           ". Every rank needs the same dataset, seed and options, and a sampler with the same order: draw it from a "
+           ". Every rank needs the same dataset, seed and options, and a sampler with the same order, drawn from a "
            "seed that all ranks share. A rank that reads data of its own makes its loader with Shard(0, 1)");
   }
   check_shards(ranks);

@@ -155,11 +155,11 @@ void DeferredReduction::check_same_step(const std::vector<Facts>& ranks) const {
   for (const int other : passes)
     if (other != -1 && other != first)
       throw Error(
-          "the ranks come to this optimizer's step with different numbers of backward passes since their last one: " +
+          "the ranks reached this optimizer's step with different numbers of backward passes since their last step: " +
           std::to_string(other) + " on " + ranks_with(passes, other) + " and " + std::to_string(first) + " on " +
           ranks_with(passes, first) + ". A step was left out on " + ranks_with(passes, first) +
           ", or they ran more backward passes. Call step() on every rank after the same passes, with no_sync() or "
-          "accumulate() around the same ones; a rank that is to contribute nothing calls skip_step() in place of its "
+          "accumulate() around the same ones; a rank that has nothing to contribute calls skip_step() in place of its "
           "backward, and then step()");
   std::vector<bool> idle, busy;
   for (const Facts& facts : ranks) {
@@ -168,7 +168,7 @@ void DeferredReduction::check_same_step(const std::vector<Facts>& ranks) const {
   }
   const auto any = [](const std::vector<bool>& of) { return std::find(of.begin(), of.end(), true) != of.end(); };
   if (any(idle) && any(busy))
-    throw Error("an optimizer's step: no backward ran since the last one on " + rank_names(idle) +
+    throw Error("an optimizer's step: since the last step no backward ran on " + rank_names(idle) +
                 ", but some did on " + rank_names(busy) +
                 "; every rank must run the same number of backward passes. A rank that has nothing to contribute calls "
                 "skip_step() in place of its backward; " +
@@ -181,11 +181,11 @@ void DeferredReduction::check_reached(const Settlement& settlement) const {
       std::find(settlement.used.begin(), settlement.used.end(), true) != settlement.used.end())
     return;
   throw Error(
-      "an optimizer's step: since the last one no backward has reached a parameter of the list that "
+      "an optimizer's step: since the last step no backward has reached a parameter of the list that "
       "DistributedDataParallel follows (" +
       parts_.plan.names.front() + (parts_.plan.names.size() > 1 ? ", ..." : "") +
-      ") on any rank. If other tensors have taken their places, call refresh() with these on all ranks and make "
-      "the optimizer of them; else leave out steps without a gradient");
+      ") on any rank. If other tensors have taken their places, call refresh() with those on all ranks and make the "
+      "optimizer from them; otherwise do not step without gradients");
 }
 
 Settlement DeferredReduction::settle(Share share) {

@@ -18,18 +18,17 @@ EnteredVirtualRank::EnteredVirtualRank(const Group& group, std::function<void(st
 
 std::string EnteredVirtualRank::objection() const {
   if (!ranks_ || entered_) return "";
-  return "a backward ran before this rank had entered a virtual rank, so its random numbers would not be those of "
+  return "a backward ran before this rank had entered a virtual rank, so it would not use the random numbers of "
          "virtual rank " +
          std::to_string(ranks_->block().first) +
          "; call context.enter_virtual_rank(v) before each virtual rank's micro-batch, or take batches from a "
-         "DataLoader "
-         "made from the Context, which calls it";
+         "DataLoader made from the Context, which calls it";
 }
 
 void EnteredVirtualRank::check(const CommHook* hook) const {
   TORCH_CHECK(!ranks_ || hook == nullptr || hook->travels_as(at::kFloat),
-              "this communication hook cannot be used with virtual ranks, because what it keeps or sends belongs to a "
-              "process; use fp16_compress_hook(), bf16_compress_hook() or none, or leave out virtual_ranks");
+              "this communication hook cannot be used with virtual ranks, because its state or its messages belong to "
+              "a process; use fp16_compress_hook(), bf16_compress_hook() or none, or leave out virtual_ranks");
 }
 
 }  // namespace lockstep

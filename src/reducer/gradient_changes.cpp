@@ -19,9 +19,9 @@ void GradientChanges::remember() {
 
 std::string GradientChanges::found_in(size_t parameter) const {
   constexpr const char* kAdvice =
-      " was changed between backward and the step of the ZeroRedundancyOptimizer. There .grad is what this rank alone "
-      "has computed, and the mean of what was clipped or scaled on each rank is not the mean, clipped; limit the norm "
-      "by model.clip_grad_norm(), which every rank calls, or pass a loss that is scaled";
+      " was changed between backward and the step of the ZeroRedundancyOptimizer. At that point .grad is this rank's "
+      "own gradient, and the mean of gradients that each rank has clipped or scaled is not the clipped mean; limit the "
+      "norm by model.clip_grad_norm() on every rank, or scale the loss";
   const GradientSlot& slot = buckets_.slot_of(parameter);
   const at::Tensor& gradient = plan_.tensors[parameter].grad();
   if (!gradient.defined()) return "";  // see dropped()
@@ -59,7 +59,7 @@ void GradientChanges::check_dropped(const std::vector<float>& totals, const std:
   const auto told = plan_.group.all_gather_bytes(dropped[index] ? "dropped" : "");
   throw Error("the gradient of parameter " + plan_.names[index] + " was dropped on " +
               ranks_with(told, std::string("dropped")) +
-              " between backward and the step of the ZeroRedundancyOptimizer, and not on every rank, so the mean would "
+              " between backward and the step of the ZeroRedundancyOptimizer, but not on every rank, so the mean would "
               "count it as zeros there. Call zero_grad() after step(), or before backward, on every rank; a rank that "
               "has nothing to contribute calls skip_step() in place of its backward");
 }

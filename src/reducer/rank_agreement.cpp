@@ -59,8 +59,8 @@ void RankAgreement::check_joined(const std::vector<Facts>& rows) const {
   for (size_t row = 0; row < rows.size(); ++row)
     if (rows[row].active && !rows[row].joining)
       throw Error(plan_.row_kind + "rank " + std::to_string(row) +
-                  " ran a backward outside of join() while others have run out of inputs within it; every rank must "
-                  "call join()");
+                  " ran a backward outside of join() while other ranks had run out of inputs within it; every rank "
+                  "must call join()");
 }
 
 void RankAgreement::check(const std::vector<Facts>& rows) {

@@ -21,11 +21,10 @@ bool is_interrupted(const ReductionParts& parts) {
 }
 
 void note_interruption(ReductionParts& parts) {
-  parts.message.set_trouble(
-      "an exception ended a backward after " + std::to_string(parts.sender.sent()) + " of " +
-      std::to_string(parts.buckets.size()) +
-      " buckets of gradients had been sent, and this rank went on; a rank that catches an exception from forward "
-      "or backward must call skip_step()");
+  parts.message.set_trouble("an exception ended a backward after " + std::to_string(parts.sender.sent()) + " of " +
+                            std::to_string(parts.buckets.size()) +
+                            " buckets of gradients had been sent, and this rank continued; a rank that catches an "
+                            "exception from forward or backward must call skip_step()");
 }
 
 void end_reduction(ReductionParts& parts, const std::vector<Facts>& ranks) {

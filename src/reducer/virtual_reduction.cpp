@@ -65,10 +65,10 @@ void VirtualReduction::backward_begins() {
                                 "; each virtual rank runs one backward a step, or as many as accumulate() says, which "
                                 "must then be DataLoaderOptions::accumulate as well");
   if (step_.any_added())
-    parts_.message.note_trouble("an exception ended the backward of virtual rank " +
-                                std::to_string(step_.virtual_rank()) +
-                                " after some of its gradients had been added, and the program went on; a program that "
-                                "catches an exception from forward or backward must call skip_step()");
+    parts_.message.note_trouble(
+        "an exception ended the backward of virtual rank " + std::to_string(step_.virtual_rank()) +
+        " after some of its gradients had been added, and the program continued; a program that "
+        "catches an exception from forward or backward must call skip_step()");
 }
 
 void VirtualReduction::ready(size_t parameter) {

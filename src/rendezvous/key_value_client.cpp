@@ -87,7 +87,7 @@ std::string KeyValueClient::ask_now(KeyValueRequest request, const Fields& field
 KeyValueClient::Reply KeyValueClient::ask_keys(KeyValueRequest request, const Fields& keys, Timeout timeout) {
   Reply reply = ask(request, keys, std::clamp<Timeout>(timeout, Timeout(0), kLongestTimeout));
   if (reply.code == KeyValueReply::kMissing)
-    throw Error("key-value store: nobody has set " + list_keys(reply.fields) + " within " +
+    throw Error("key-value store: no rank has set " + list_keys(reply.fields) + " within " +
                 std::to_string(timeout.count()) + " ms");
   return reply;
 }
@@ -181,7 +181,7 @@ void KeyValueClient::receive(MutexLock& lock, const Deadline& deadline) {
 void KeyValueClient::fail(const std::string& reason) {
   const MutexLock lock(mutex_);
   if (broken_.empty())
-    broken_ = "key-value store: the server is gone (" + reason + "); under `lockstep run` that is the launcher";
+    broken_ = "key-value store: the server is gone (" + reason + "); under `lockstep run` the server is the launcher";
   changed_.notify_all();
   throw Error(broken_);
 }

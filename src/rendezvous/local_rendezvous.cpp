@@ -19,7 +19,7 @@ FileDescriptor inherited_store_socket(int fd) {
   if (domain != AF_UNIX)
     throw Error(
         "LOCKSTEP_STORE_FD=" + std::to_string(fd) + " is " + (is_open ? "not a socket of `lockstep run`" : "not open") +
-        "; start the program with `lockstep run`, with nothing in between that closes descriptors (such as sudo), "
+        "; start the program with `lockstep run`, without a program in between that closes descriptors (such as sudo), "
         "or unset LOCKSTEP_STORE_FD");
   return FileDescriptor(fd);
 }
@@ -39,8 +39,7 @@ LocalRendezvous rendezvous_on_this_machine(const std::string& job, int rank, con
       if (deadline.passed())
         throw Error("rank " + std::to_string(rank) + " found no rank 0 on this machine in time (" + error.what() +
                     "); see the output of rank 0 for the reason, or raise LOCKSTEP_JOIN_TIMEOUT_S if it starts slowly; "
-                    "it must run in "
-                    "the same network namespace");
+                    "it must run in the same network namespace");
     }
     std::this_thread::sleep_for(pause);
   }

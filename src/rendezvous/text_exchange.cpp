@@ -70,7 +70,7 @@ class Exchange {
     throw Error("forming a group of " + std::to_string(world_size_) + " ranks: after " +
                 std::to_string(timeout_.count() / 1000) + " s " + rank_names(ranks) +
                 (ranks.size() == 1 ? " has" : " have") +
-                " not joined; look at their output, or give the group a longer timeout");
+                " not joined; see their output for the reason, or give the group a longer timeout");
   }
 
   const std::shared_ptr<MeetingStore> store_;

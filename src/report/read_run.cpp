@@ -64,7 +64,7 @@ void note_ranks(RunData& run) {
   const auto there = static_cast<int>(run.ranks.size());
   if (run.start.world_size > there)
     say("the files of " + std::to_string(run.start.world_size - there) + " of " + std::to_string(run.start.world_size) +
-        " ranks are not in this folder; rates are those of the ranks that are");
+        " ranks are not in this folder; rates cover only the ranks that are");
 }
 
 }  // namespace

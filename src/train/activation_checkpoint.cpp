@@ -149,10 +149,9 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
     const variable_list given = inputs.vec();
     const std::vector<int64_t> before = versions_of(given);
     variable_list outputs = first_call(*call, given);
-    TORCH_CHECK(
-        versions_of(given) == before,
-        "checkpoint(): the function changes an input in place, so that the second call, in backward, would find "
-        "another one; let it compute a new tensor, or clone() the input first");
+    TORCH_CHECK(versions_of(given) == before,
+                "checkpoint(): the function changes an input in place, so the second call, in backward, would get a "
+                "different input; let it compute a new tensor, or clone() the input first");
     call->returned = Call::description(outputs);
     call->values.emplace(outputs);
     std::erase_if(outputs, [](const at::Tensor& output) { return !output.defined(); });
@@ -161,11 +160,11 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     TORCH_CHECK(gradients_go_to_all_leaves(),
-                "checkpoint(): autograd::grad() and backward(inputs), which ask for some gradients only, do not go "
-                "through a checkpointed call, which computes them all; call backward() without inputs");
+                "checkpoint(): autograd::grad() and backward(inputs) ask for some gradients only, and cannot go "
+                "through a checkpointed call, which computes all of them; call backward() without inputs");
     TORCH_CHECK(!at::GradMode::is_enabled(),
-                "checkpoint(): backward(create_graph) does not go through a checkpointed call; do without checkpoint() "
-                "where gradients of gradients are needed");
+                "checkpoint(): backward(create_graph) cannot go through a checkpointed call; do not use checkpoint() "
+                "if you need gradients of gradients");
     const auto call = c10::static_intrusive_pointer_cast<Call>(context->saved_data["call"].toCapsule());
     call->marks.check_unchanged(call->modules);
     call->buffers.check_unchanged();
@@ -206,11 +205,11 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
     TORCH_CHECK(returned == call.returned, "checkpoint(): the second call, in backward, returned ", returned,
                 ", and the first ", call.returned, "; the function must compute the same from the same inputs");
     const int64_t other = call.values->first_other(SomeValues(outputs));
-    TORCH_CHECK(
-        other == -1, "checkpoint(): the second call, in backward, returned other values than the first, in tensor ",
-        other, " of ", outputs.size(),
-        ", so its gradients would be those of something else. What the function reads, such as weights, train() "
-        "or eval() and numbers that are not torch's random ones, must not change until backward");
+    TORCH_CHECK(other == -1,
+                "checkpoint(): the second call, in backward, returned other values than the first, in tensor ", other,
+                " of ", outputs.size(),
+                ", so its gradients would be wrong. Everything that the function reads, such as weights, train() or "
+                "eval() and random numbers that are not torch's, must stay the same until backward");
     std::erase_if(outputs, [](const at::Tensor& output) { return !output.defined(); });
     variable_list roots, given;
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -257,7 +256,7 @@ at::Tensor checkpoint_sequential(const torch::nn::Sequential& layers, int segmen
   TORCH_CHECK(!layers.is_empty(), "checkpoint_sequential(): the sequence is empty; construct it first");
   const auto count = static_cast<int>(layers->size());
   TORCH_CHECK(segments >= 1 && segments <= count, "checkpoint_sequential(): ", segments, " segments of ", count,
-              " layers; from 1 to that");
+              " layers; give 1 to that number");
   const auto run = [](std::vector<torch::nn::AnyModule>& part, at::Tensor x) {
     for (torch::nn::AnyModule& layer : part) x = layer.forward(x);
     return x;

@@ -88,7 +88,7 @@ Ema::Ema(const torch::nn::Module& module, EmaOptions options)
 }
 
 Ema::Ema(StateDict parameters, StateDict buffers, EmaOptions options) : options_(std::move(options)) {
-  TORCH_CHECK(!options_.decays.empty(), "Ema: decays is empty; there is nothing to average");
+  TORCH_CHECK(!options_.decays.empty(), "Ema: decays is empty; give at least one decay");
   for (const double decay : options_.decays)
     TORCH_CHECK(decay >= 0 && decay < 1, "Ema: a decay must be at least 0 and below 1, such as 0.9999; not ", decay);
   TORCH_CHECK(options_.warmup_gamma > 0 && std::isfinite(options_.warmup_gamma) && options_.warmup_power > 0 &&
@@ -146,7 +146,7 @@ void Ema::check_covers_module(const char* operation) const {
       const auto found = known.find(item.key());
       TORCH_CHECK(found != known.end() && same_memory(tracked_[found->second].live, item.value()), operation, ": `",
                   item.key(),
-                  "` is not what it was when the Ema was made; make a new one after layers were added or "
+                  "` has changed since the Ema was made; make a new Ema after layers were added or "
                   "replaced");
       known.erase(found);
     }
@@ -154,7 +154,7 @@ void Ema::check_covers_module(const char* operation) const {
   look_at(module->named_parameters());
   look_at(module->named_buffers());
   TORCH_CHECK(known.empty(), operation, ": the module no longer has `", known.begin()->first,
-              "`, which it had when the Ema was made; make a new one after layers were removed");
+              "`, which it had when the Ema was made; make a new Ema after layers were removed");
 }
 
 void Ema::check_weights(const char* operation) const {
@@ -218,8 +218,8 @@ Ema::Guard Ema::averaged_weights(size_t which) {
   check_covers_module("Ema::averaged_weights()");
   for (const Tracked& tracked : tracked_)
     TORCH_CHECK(!is_owned_together(tracked.live),
-                "averaged_weights(): the weights lie in memory that all ranks share, so ranks would exchange them for "
-                "each other; load averaged_state() into another module, or make the ZeroRedundancyOptimizer with "
+                "averaged_weights(): the weights lie in memory that all ranks share, so each rank would swap them for "
+                "the others; load averaged_state() into another module, or make the ZeroRedundancyOptimizer with "
                 "shared_parameters = false");
   check_weights("Ema::averaged_weights()");
   return Guard(*this, which);
@@ -279,7 +279,7 @@ void Ema::load_state_dict(const c10::IValue& object) {
     decays.push_back(decay.toScalar().toDouble());
   }
   if (decays != options_.decays)
-    throw Error("the state has averages of the decays " + text_of(at::ArrayRef<double>(decays)) + ", not of " +
+    throw Error("the state has averages with the decays " + text_of(at::ArrayRef<double>(decays)) + ", not of " +
                 text_of(at::ArrayRef<double>(options_.decays)));
   const auto given = list_of(state, "averages");
   std::vector<StateDict> averages;

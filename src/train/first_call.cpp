@@ -45,7 +45,7 @@ void ModuleMarks::check_unchanged(const Modules& modules) const {
   for (const auto& top : modules)
     for (const auto& item : top->named_parameters()) {
       TORCH_CHECK(now.parameters_[number] == parameters_[number], "checkpoint(): parameter ", item.key(),
-                  " was changed after the call whose backward this is, as optimizer.step() does, so its activations "
+                  " was changed after the call whose backward this is, as by optimizer.step(), so its activations "
                   "cannot be computed again; run backward first");
       ++number;
     }

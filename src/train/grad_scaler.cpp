@@ -46,16 +46,17 @@ void check(const GradScalerOptions& options) {
 }
 
 constexpr const char* kScaledTwice =
-    "gave scale() what was computed from a loss that scale() had scaled already, so its gradients would have the scale "
-    "twice; call scale() once, on the loss that backward() is called on";
+    "gave scale() a value that was computed from a loss that scale() had already scaled, so its gradients would have "
+    "the scale twice; call scale() once, on the loss on which backward() is called";
 
 constexpr const char* kScaledInCheckpoint =
-    "called scale() in a function that it gave to checkpoint(), whose backward is another one that the scaler cannot "
-    "follow; call scale() on what checkpoint() returns, last, and backward() on its result";
+    "called scale() in a function that it gave to checkpoint(), whose backward runs separately, so the scaler cannot "
+    "follow it; call scale() last, on the result of checkpoint(), and backward() on the result of scale()";
 
 constexpr const char* kClearedByAll =
     "GradScaler: all gradients of the optimizer were cleared between backward() and the scaler's step, as "
-    "zero_grad(/*set_to_none=*/false) does, so it would step by zeros; call zero_grad() before backward(), or after "
+    "zero_grad(/*set_to_none=*/false) does, so its gradients would all be zero in the step; call zero_grad() before "
+    "backward(), or after "
     "step()";
 
 /// `found`: see unscale_local().
@@ -108,7 +109,7 @@ GradScaler::~GradScaler() {
 }
 
 void GradScaler::check_usable() const {
-  TORCH_CHECK(passes_, "GradScaler: it was moved from; use the one that it was moved to");
+  TORCH_CHECK(passes_, "GradScaler: it was moved from; use the object that it was moved to");
 }
 
 at::Tensor GradScaler::scale(const at::Tensor& outputs) const {
@@ -284,7 +285,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
 
 void GradScaler::refuse_update() {
   constexpr const char* kWhat =
-      "called update() without a step() or unscale() since the last one (optimizer.step() is none: call "
+      "called update() without a step() or unscale() since the last update() (optimizer.step() does not count: call "
       "scaler.step(optimizer))";
   if (scaled_ && group_) {  // others may be in step()
     ScalerWord word;

@@ -52,7 +52,7 @@ void check_has_momentum(const OptimizerParamGroup& group, size_t place) {
       momentum,
       "the schedule varies the momentum, but this optimizer has none; for one_cycle_lr set cycle_momentum = false");
   TORCH_CHECK(momentum->value != 0, "the schedule varies the momentum, but group ", place,
-              " of the optimizer was made without any, which would begin to have some; for one_cycle_lr set "
+              " of the optimizer was made without momentum and would start to use it; for one_cycle_lr set "
               "cycle_momentum = false, or make the optimizer with ",
               momentum->option);
 }
@@ -72,7 +72,7 @@ bool varies_momentum(const Schedule& schedule) {
 void check_rate(double rate, const char* what, size_t group, int64_t step) {
   TORCH_CHECK(std::isfinite(rate) && rate >= 0, "the ", what, " of group ", group, " of the optimizer is ", rate,
               " after ", step, step == 1 ? " step" : " steps",
-              "; it must be a finite number that is not below 0, so correct the schedule or the optimizer's options");
+              "; it must be finite and at least 0, so correct the schedule or the optimizer's options");
 }
 
 std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
@@ -135,14 +135,14 @@ struct LRScheduler::Claim {
 
   /// Before the rates are set.
   static void check(const std::shared_ptr<Claim>& claim, const torch::optim::Optimizer& optimizer) {
-    TORCH_CHECK(claim != nullptr, "this LRScheduler was moved from; step the one that it became");
+    TORCH_CHECK(claim != nullptr, "this LRScheduler was moved from; use the object that it was moved to");
     All& all = Claim::all();
     const MutexLock lock(all.mutex);
     std::weak_ptr<Claim>& newest = all.newest[&optimizer];
     const std::shared_ptr<Claim> other = newest.lock();
     TORCH_CHECK(
         other == nullptr || other == claim,
-        "LRScheduler: another LRScheduler was made for this optimizer since, and each would overwrite the "
+        "LRScheduler: another LRScheduler was made for this optimizer later, and each would overwrite the "
         "rates of the other. Make one schedule of several by sequential_lr() or warm_up(), or destroy the other one");
     newest = claim;
   }
@@ -243,7 +243,7 @@ void LRScheduler::load_state_dict(const c10::IValue& state) {
   for (size_t i = 0; i < bases.size(); ++i)
     if (!std::isfinite(bases[i]) || bases[i] < 0)
       throw Error("the state of the schedule: `base_lrs` has " + std::to_string(bases[i]) + " for group " +
-                  std::to_string(i) + ", which is no learning rate");
+                  std::to_string(i) + ", which is not a learning rate");
   Claim::check(claim_, *optimizer_);
   apply(values_at(steps.toInt(), bases));
 }

@@ -180,7 +180,7 @@ void ReplayBuffer::load_state_dict(const StateDict& state) {
 }
 
 void ReplayBuffer::load_from_ranks(const std::vector<StateDict>& ranks) {
-  if (ranks.empty()) throw Error("ReplayBuffer: there is no state of any rank");
+  if (ranks.empty()) throw Error("ReplayBuffer: the list of the ranks' states is empty");
   std::vector<int64_t> sizes;
   int64_t draws = 0;
   for (const StateDict& state : ranks) {

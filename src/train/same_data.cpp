@@ -40,11 +40,10 @@ void check_same_data(const Group& group, const LoaderBase& loader, LoaderFacts f
   }
   const std::string difference = difference_of_lines(lines);
   if (difference.empty()) return;
-  throw Error(
-      "the loaders of the ranks would deal out different epochs, so samples would be missed or seen twice: " +
-      difference +
-      ". Every rank needs the same dataset, seed and options, and a sampler with the same order: draw it from a "
-      "seed that all ranks share");
+  throw Error("the loaders of the ranks would deal out different epochs, so samples would be missed or seen twice: " +
+              difference +
+              ". Every rank needs the same dataset, seed and options, and a sampler with the same order, drawn from a "
+              "seed that all ranks share");
 }
 
 }  // namespace lockstep

@@ -56,7 +56,7 @@ void refuse_disabled_on_some(const Group& ranks, bool is_enabled) {
   const auto told = ranks.all_gather_bytes(is_enabled ? enabled : disabled);
   throw Error("GradScaler: " + ranks_with(told, disabled) + " made it with " + disabled + ", and " +
               ranks_with(told, enabled) + " with " + enabled +
-              ", so gradients that have the scale would be averaged with others that do not; make it with the same "
+              ", so gradients with the scale would be averaged with gradients without it; make it with the same "
               "options on every rank");
 }
 
@@ -86,8 +86,8 @@ void refuse_cleared(const Group& ranks, bool cleared) {
   const auto told = ranks.all_gather_bytes(cleared ? "cleared" : "kept");
   throw Error(
       "GradScaler: " + ranks_with(told, std::string("cleared")) +
-      " cleared gradients between backward() and the scaler's step, as zero_grad() does, and not the same ones "
-      "as on every rank, so the ranks would step apart; call zero_grad() before backward(), or after step(), on "
+      " cleared gradients between backward() and the scaler's step, as zero_grad() does, but not the same ones on "
+      "every rank, so the ranks would take different steps; call zero_grad() before backward(), or after step(), on "
       "every rank");
 }
 

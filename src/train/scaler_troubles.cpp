@@ -16,12 +16,12 @@ std::string trouble_of_gradients(const char* call, const TensorSet& parameters, 
   if (known.held_back > 0)
     return std::string("called ") + call + " while the gradients of " +
            counted(known.held_back, "backward pass", "backward passes") +
-           " of accumulate() wait in .grad, this rank's own and not reduced yet; call it when step_complete() is true, "
-           "or after reduce_gradients()";
+           " of accumulate() wait in .grad and are not reduced yet; call it when step_complete() is true, or after "
+           "reduce_gradients()";
   if (known.shares > 0)
     return std::string("called ") + call + " after the backward of " +
            counted(known.shares, "virtual rank", "virtual ranks") +
-           ", and not of all that it works for; call it once, after the last one's backward";
+           ", but not of all for which this rank works; call it once, after the backward of the last one";
   if (known.drops)
     return "set NonFinitePolicy::kSkip, which removes the gradients before the scaler can see infinity in them; use "
            "either the scaler or the policy";
@@ -45,7 +45,7 @@ std::string trouble_of_gradients(const char* call, const TensorSet& parameters, 
     return "added the gradients of " + passes_of(present) + " to those of " + passes_of(used) +
            " that a step had used, which have another scale; call zero_grad() before the first backward of each step";
   if (beside > 0)
-    return "added something without scale() to a loss that scale() had scaled, in " + passes_of(beside) +
+    return "added a value without scale() to a loss that scale() had scaled, in " + passes_of(beside) +
            ", so its gradients would be divided by a scale that they do not have; call scale() on the whole sum";
   if (known.edits.stepped) return trouble_of_step_beside(known.edits.stepped_name);
   if (known.edits.changed)
@@ -68,16 +68,16 @@ std::string trouble_of(const ScaledPasses::Wrong& wrong, float present) {
                     ", as update() and load_state_dict() change it; call scale() and backward() of a loss between the "
                     "same two updates");
   if (wrong.nonlinear == kCheckpointed)
-    return "gave checkpoint() what was computed from a loss that scale() had scaled, so nothing tells whether its "
-           "gradients are multiples, by the scale, of those of the loss; call scale() last, on what backward() is "
-           "called on";
+    return "gave checkpoint() a value that was computed from a loss that scale() had scaled, so it is unknown whether "
+           "its gradients are those of the loss times the scale; call scale() last, on the value on which backward() "
+           "is called";
   if (!wrong.nonlinear.empty())
     return "ran the backward of a scaled loss to which " + wrong.nonlinear +
-           " was applied, so its gradients are no multiple, by the scale, of those of the loss; call scale() last, on "
-           "what backward() is called on";
+           " was applied, so its gradients are not those of the loss times the scale; call scale() last, on the value "
+           "on which backward() is called";
   if (wrong.is_of_two)
-    return "ran a backward in which two GradScalers had scaled the loss, so it would be divided by the scale of one of "
-           "them; let one scaler scale whatever a backward begins from";
+    return "ran a backward in which two GradScalers had scaled the loss, so it would be divided by the scale of only "
+           "one of them; let one scaler scale the value on which backward() is called";
   return "";
 }
 
@@ -89,7 +89,7 @@ std::string trouble_of_new_scale(const std::string& call) {
 
 std::string trouble_of_step_beside(const std::string& parameter) {
   return "changed parameter " + parameter +
-         " between backward() and the scaler's step, as optimizer.step() does, which takes gradients that still have "
+         " between backward() and the scaler's step, as optimizer.step() does, which uses gradients that still have "
          "the scale; call only scaler.step(optimizer), and change parameters in other ways, as by clamp_() and "
          "load_state_dict(), after it";
 }

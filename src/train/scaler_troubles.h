@@ -13,12 +13,12 @@ namespace lockstep {
 
 /// The gradients of an optimizer were divided as another's that has the same parameters.
 inline constexpr const char* kDividedTwice =
-    "gave unscale() or step() an optimizer that has parameters of another one, whose gradients the scaler had divided "
-    "already, so they would be divided twice; call unscale() and step() with the same optimizer, and give each "
+    "gave unscale() or step() an optimizer that has parameters of another one, whose gradients the scaler had already "
+    "divided, so they would be divided twice; call unscale() and step() with the same optimizer, and give each "
     "parameter to one optimizer";
 /// A backward has added to gradients that a step() had used, of parameters that no reducer follows.
 inline constexpr const char* kAddedToUsed =
-    "added gradients to those that a step had used, which were divided by the scale already; call zero_grad() before "
+    "added gradients to those that a step had used, which were already divided by the scale; call zero_grad() before "
     "the first backward of each step";
 /// The gradients that unscale() divided are missing in step().
 inline constexpr const char* kClearedAfter =

@@ -72,7 +72,7 @@ std::string shape_text(at::IntArrayRef shape, bool any_rows) {
 
 at::Tensor view_of(const char* function, const std::string& name, const lockstep_train_array& array) {
   const std::optional<at::ScalarType> type = scalar_type(array.dtype);
-  if (!type) refuse(function, name + ".dtype is " + std::to_string(array.dtype) + ", which is no lockstep_dtype");
+  if (!type) refuse(function, name + ".dtype is " + std::to_string(array.dtype) + ", which is not a lockstep_dtype");
   if (array.dimensions < 0 || array.dimensions > kMostDimensions)
     refuse(function, name + ".dimensions is " + std::to_string(array.dimensions) + "; give 0 to " +
                          std::to_string(kMostDimensions));
@@ -81,7 +81,7 @@ at::Tensor view_of(const char* function, const std::string& name, const lockstep
   int64_t bytes = static_cast<int64_t>(c10::elementSize(*type));
   bool is_empty = false;
   for (const int64_t size : shape) {
-    if (size < 0) refuse(function, name + ".shape is " + shape_text(shape, false) + "; sizes are not negative");
+    if (size < 0) refuse(function, name + ".shape is " + shape_text(shape, false) + "; sizes must not be negative");
     is_empty |= size == 0;
   }
   for (const int64_t size : shape)

@@ -26,7 +26,7 @@ NamedTensors named(const char* function, void* const* parameters, const char* co
     const auto& tensor = *static_cast<const at::Tensor*>(parameters[i]);
     if (!tensor.defined()) refuse(function, place + " is an undefined tensor");
     if (!tensor.requires_grad() || !tensor.is_leaf())
-      refuse(function, place + " is " + text_of(tensor) + " and no leaf that requires a gradient; give parameters");
+      refuse(function, place + " is " + text_of(tensor) + ", not a leaf that requires a gradient; give parameters");
     if (names != nullptr && names[i] == nullptr) refuse(function, "names[" + std::to_string(i) + "] is null");
     result.emplace_back(names == nullptr ? "parameter " + std::to_string(i) : names[i], tensor);
   }
@@ -59,7 +59,7 @@ lockstep_status lockstep_train_attach(lockstep_train_world* handle, void* const*
   return guarded(LOCKSTEP_RANK_GONE, [&] {
     constexpr const char* kName = "lockstep_train_attach";
     const std::shared_ptr<World> world = worlds().find(kName, handle);
-    if (replica == nullptr) refuse(kName, "replica is null; give the place for the handle");
+    if (replica == nullptr) refuse(kName, "replica is null; give a pointer for the handle");
     *replica = nullptr;
     if (when != LOCKSTEP_TRAIN_IN_BACKWARD && when != LOCKSTEP_TRAIN_WHEN_CALLED)
       refuse(kName,
@@ -79,7 +79,7 @@ lockstep_status lockstep_train_average(lockstep_train_replica* replica) {
     constexpr const char* kName = "lockstep_train_average";
     const std::shared_ptr<Attached> attached = replicas().find(kName, replica);
     if (!attached->when_called)
-      refuse(kName, "this replica takes the mean in backward; attach with LOCKSTEP_TRAIN_WHEN_CALLED to call this");
+      refuse(kName, "this replica averages in backward; to call this, attach with LOCKSTEP_TRAIN_WHEN_CALLED");
     const Call call(kName, *attached->world);
     agree(*attached->world, {.call = call_of(kName, *attached)}, [](Report&) {});
     attached->replica->reduce_gradients();

@@ -11,15 +11,6 @@
 namespace lockstep::train_c {
 namespace {
 
-/// Initialized with an address, so that reading it before the first failure constructs nothing.
-thread_local constinit const char* shown = "";
-
-void keep(std::string text) {
-  thread_local std::string kept;
-  kept = std::move(text);
-  shown = kept.c_str();
-}
-
 /// The rank's page says why its group ended. The page keeps the first reason, so it speaks of this error only if the
 /// texts agree.
 lockstep_status status_of(const std::string& text, lockstep_status otherwise) {
@@ -41,10 +32,6 @@ lockstep_status status_of(const std::string& text, lockstep_status otherwise) {
 }
 
 }  // namespace
-
-void refuse(const std::string& function, const std::string& why) {
-  throw StatusError(LOCKSTEP_INVALID_ARGUMENT, function + ": " + why);
-}
 
 Failure current_failure(lockstep_status otherwise) {
   try {
@@ -72,7 +59,7 @@ Failure current_failure(lockstep_status otherwise) {
 lockstep_status failed(lockstep_status otherwise) noexcept {
   try {
     Failure failure = current_failure(otherwise);
-    keep(std::move(failure.text));
+    c::keep_failure(std::move(failure.text));
     return failure.status;
   } catch (...) {
     return LOCKSTEP_OUT_OF_RESOURCES;  // there is no memory for the text
@@ -81,31 +68,11 @@ lockstep_status failed(lockstep_status otherwise) noexcept {
 
 }  // namespace lockstep::train_c
 
-const char* lockstep_train_last_error(void) { return lockstep::train_c::shown; }
+const char* lockstep_train_last_error(void) { return lockstep::c::last_failure; }
 
 int lockstep_train_version(void) { return LOCKSTEP_TRAIN_VERSION_MAJOR * 1000 + LOCKSTEP_TRAIN_VERSION_MINOR; }
 
 const char* lockstep_train_status_name(lockstep_status status) {
-  switch (status) {
-    case LOCKSTEP_OK:
-      return "LOCKSTEP_OK";
-    case LOCKSTEP_INVALID_ARGUMENT:
-      return "LOCKSTEP_INVALID_ARGUMENT";
-    case LOCKSTEP_JOIN_FAILED:
-      return "LOCKSTEP_JOIN_FAILED";
-    case LOCKSTEP_RANK_GONE:
-      return "LOCKSTEP_RANK_GONE";
-    case LOCKSTEP_MISMATCH:
-      return "LOCKSTEP_MISMATCH";
-    case LOCKSTEP_TIMED_OUT:
-      return "LOCKSTEP_TIMED_OUT";
-    case LOCKSTEP_OUT_OF_RESOURCES:
-      return "LOCKSTEP_OUT_OF_RESOURCES";
-    case LOCKSTEP_INTERNAL_ERROR:
-      return "LOCKSTEP_INTERNAL_ERROR";
-    case LOCKSTEP_TRAIN_FILE_FAILED:
-      return "LOCKSTEP_TRAIN_FILE_FAILED";
-    default:
-      return "no status of liblockstep_train";
-  }
+  if (status == LOCKSTEP_TRAIN_FILE_FAILED) return "LOCKSTEP_TRAIN_FILE_FAILED";
+  return lockstep::c::name_of_status(status, "no status of liblockstep_train");
 }

@@ -4,21 +4,12 @@
 
 #include <lockstep/train_c.h>
 
-#include "base/error.h"
+#include "c/failure_text.h"
 
 namespace lockstep::train_c {
 
-class StatusError : public Error {
- public:
-  StatusError(lockstep_status status, const std::string& text) : Error(text), status_(status) {}
-  lockstep_status status() const { return status_; }
-
- private:
-  lockstep_status status_;
-};
-
-/// Throws LOCKSTEP_INVALID_ARGUMENT.
-[[noreturn]] void refuse(const std::string& function, const std::string& why);
+using c::refuse;
+using c::StatusError;
 
 /// The status and the text of the exception that is being handled.
 struct Failure {

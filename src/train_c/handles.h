@@ -35,7 +35,7 @@ class Handles {
     std::shared_ptr<Thing> thing = find_or_null(handle);
     if (!thing)
       refuse(function, handle == nullptr ? "the " + what_ + " is null"
-                                         : "this is no " + what_ + ", or it has been freed or left already");
+                                         : "this is not a " + what_ + ", or it has already been freed or left");
     return thing;
   }
   std::shared_ptr<Thing> find_or_null(const Handle* handle) {

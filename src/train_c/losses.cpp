@@ -99,7 +99,7 @@ Loss by_name(const std::string& name, Settings& of, bool is_sum) {
 
 void choose_loss(Settings& settings, Recipe& recipe) {
   std::optional<Settings> of = settings.part("loss");
-  if (!of) refuse("the configuration", "it has no loss, which is needed");
+  if (!of) refuse("the configuration", "it has no loss, which is required");
   const std::string name = of->required_text("type");
   const std::string reduction = of->text("reduction").value_or("mean");
   if (reduction != "mean" && reduction != "sum") of->refuse_entry("reduction", "give mean or sum");

@@ -94,13 +94,13 @@ at::Tensor Model::loss_of(const std::string& function, const Arrays& inputs, con
 
 double Model::rows_of(const std::string& function, const Arrays& inputs, bool trains) {
   const int64_t rows = inputs.rows();
-  if (rows == 0) refuse(function, "inputs[0] has no rows, so it has no mean");
+  if (rows == 0) refuse(function, "inputs[0] has no rows, so the loss has no mean");
   if (trains && replica_->step_complete()) rows_ = rows;
   // A rank has one weight in a reduction.
   if (trains && rows != rows_)
     refuse(function, "inputs[0] has " + std::to_string(rows) + " rows, but had " + std::to_string(rows_) +
-                         " in the call before; with weight_by_rows the calls that accumulate for one step of the "
-                         "optimizer have the same number on a rank");
+                         " in the previous call; with weight_by_rows all calls that accumulate for one step of the "
+                         "optimizer must have the same number of rows on a rank");
   return static_cast<double>(rows);
 }
 

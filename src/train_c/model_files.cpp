@@ -37,7 +37,7 @@ void Model::check_folder(const std::string& folder) const {
   if (folder.empty()) refuse("lockstep_train_save_checkpoint", "folder is empty");
   if (checkpointer_ && folder != folder_)
     refuse("lockstep_train_save_checkpoint", "the checkpoints of this model are in " + folder_ + ", not in " +
-                                                 folder.substr(0, 200) + "; a model has one folder");
+                                                 folder.substr(0, 200) + "; a model has only one folder");
 }
 
 void Model::open_folder(const std::string& folder) {
@@ -71,7 +71,7 @@ int64_t Model::resume(const std::string& folder) {
   agree_on("lockstep_train_resume", folder + "\n", [&] {
     check_folder(folder);
     if (steps_ > 0 || !replica_->step_complete())
-      refuse("lockstep_train_resume", "this model has been trained already; resume before its first step");
+      refuse("lockstep_train_resume", "this model has already been trained; resume before its first step");
   });
   open_folder(folder);
   if (!checkpointer_->resume()) return 0;

@@ -144,7 +144,7 @@ Recipe recipe_of(Settings& settings) {
 
 std::unique_ptr<torch::optim::Optimizer> optimizer_of(Settings& settings, std::vector<at::Tensor> parameters) {
   std::optional<Settings> of = settings.part("optimizer");
-  if (!of) refuse("the configuration", "it has no optimizer, which is needed");
+  if (!of) refuse("the configuration", "it has no optimizer, which is required");
   auto optimizer = named_optimizer(of->required_text("type"), *of, std::move(parameters));
   of->finish();
   settings.finish();

@@ -24,7 +24,7 @@ Settings Settings::read(const std::string& given) {
   nlohmann::json values = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/true);
   const std::string where = is_file ? "the configuration " + given : "the configuration";
   if (values.is_discarded()) refuse(where, "this is not JSON");
-  if (!values.is_object()) refuse(where, "this is no JSON object in braces");
+  if (!values.is_object()) refuse(where, "this is not a JSON object in braces");
   return {"", std::move(values)};
 }
 
@@ -45,7 +45,7 @@ void Settings::refuse_entry(const std::string& key, const std::string& why) cons
   throw StatusError(LOCKSTEP_INVALID_ARGUMENT, "the configuration's " + place(key) + value + " " + why);
 }
 void Settings::refuse_missing(const std::string& key) const {
-  throw StatusError(LOCKSTEP_INVALID_ARGUMENT, "the configuration has no " + place(key) + ", which is needed");
+  throw StatusError(LOCKSTEP_INVALID_ARGUMENT, "the configuration has no " + place(key) + ", which is required");
 }
 
 std::optional<double> Settings::number(const std::string& key) {
@@ -71,7 +71,7 @@ std::optional<bool> Settings::flag(const std::string& key) {
 std::optional<std::string> Settings::text(const std::string& key) {
   const nlohmann::json* const value = find(key);
   if (value == nullptr) return std::nullopt;
-  if (!value->is_string()) refuse_entry(key, "give a text");
+  if (!value->is_string()) refuse_entry(key, "give a string");
   return value->get<std::string>();
 }
 std::optional<std::vector<int64_t>> Settings::wholes(const std::string& key) {

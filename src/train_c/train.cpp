@@ -39,7 +39,7 @@ lockstep_status lockstep_train_create(lockstep_train_world* handle, const char* 
   return guarded(LOCKSTEP_RANK_GONE, [&] {
     constexpr const char* kName = "lockstep_train_create";
     const std::shared_ptr<World> world = worlds().find(kName, handle);
-    if (model == nullptr) refuse(kName, "model is null; give the place for the handle");
+    if (model == nullptr) refuse(kName, "model is null; give a pointer for the handle");
     *model = nullptr;
     const std::string file = text(kName, "module", module, kMostPath);
     const std::string settings = text(kName, "configuration", configuration, kMostConfiguration);
@@ -73,7 +73,7 @@ lockstep_status lockstep_train_evaluate(lockstep_train_model* model, const locks
                                         int32_t input_count, const lockstep_train_array* targets, int32_t target_count,
                                         double* loss) {
   return with("lockstep_train_evaluate", model, [&](Model& found) {
-    if (loss == nullptr) refuse("lockstep_train_evaluate", "loss is null; give the place for the result");
+    if (loss == nullptr) refuse("lockstep_train_evaluate", "loss is null; give a pointer for the result");
     *loss = found.evaluate(Arrays("lockstep_train_evaluate", "inputs", inputs, input_count),
                            Arrays("lockstep_train_evaluate", "targets", targets, target_count));
   });
@@ -89,14 +89,14 @@ lockstep_status lockstep_train_infer(lockstep_train_model* model, const lockstep
 
 lockstep_status lockstep_train_steps(lockstep_train_model* model, int64_t* steps) {
   return with("lockstep_train_steps", model, [&](Model& found) {
-    if (steps == nullptr) refuse("lockstep_train_steps", "steps is null; give the place for the number");
+    if (steps == nullptr) refuse("lockstep_train_steps", "steps is null; give a pointer for the number");
     *steps = found.steps();
   });
 }
 
 lockstep_status lockstep_train_learning_rate(lockstep_train_model* model, double* rate) {
   return with("lockstep_train_learning_rate", model, [&](Model& found) {
-    if (rate == nullptr) refuse("lockstep_train_learning_rate", "rate is null; give the place for the number");
+    if (rate == nullptr) refuse("lockstep_train_learning_rate", "rate is null; give a pointer for the number");
     *rate = found.learning_rate();
   });
 }

@@ -44,9 +44,9 @@ class Reader {
  private:
   const char* take(uint64_t size) {
     if (size > bytes_.size() - at_)
-      throw StatusError(LOCKSTEP_MISMATCH,
-                        "a rank sent what is no report of liblockstep_train; all ranks must load "
-                        "the same version of it");
+      throw StatusError(
+          LOCKSTEP_MISMATCH,
+          "a rank sent a message that is not a report of liblockstep_train; load the same version on all ranks");
     at_ += size;
     return bytes_.data() + at_ - size;
   }
@@ -127,14 +127,13 @@ void leave(const char* function, lockstep_train_world* handle) {
 
 lockstep_status join(const char* function, lockstep_train_world** world, const std::function<Context()>& context) {
   return guarded(LOCKSTEP_JOIN_FAILED, [&] {
-    if (world == nullptr) refuse(function, "world is null; give the place for the handle");
+    if (world == nullptr) refuse(function, "world is null; give a pointer for the handle");
     *world = nullptr;
     auto joined = std::make_shared<World>(context());
     if (joined->context.virtual_ranks() > 0)
       throw StatusError(LOCKSTEP_JOIN_FAILED,
                         std::string(function) +
-                            ": the run has virtual ranks, which need the loaders of C++; start it "
-                            "without them");
+                            ": the run has virtual ranks, which need the C++ loaders; start it without virtual ranks");
     *world = worlds().add(std::move(joined));
   });
 }
@@ -189,8 +188,9 @@ ContextOptions context_options(const char* function, const lockstep_train_option
   lockstep_train_options options{};
   if (given != nullptr) {
     if (given->size < sizeof options.size || given->size > 4096)
-      refuse(function, "options->size is " + std::to_string(given->size) +
-                           "; set it to sizeof(lockstep_train_options), and the rest to zero or to what you want");
+      refuse(function,
+             "options->size is " + std::to_string(given->size) +
+                 "; set it to sizeof(lockstep_train_options), and the other fields to zero or to the values you want");
     std::memcpy(&options, given, std::min(given->size, sizeof options));
   }
   if (options.threads < 0 || options.threads > 4096)
@@ -248,7 +248,7 @@ int lockstep_train_size(const lockstep_train_world* world) {
 lockstep_status lockstep_train_stop_requested(lockstep_train_world* world, int* stop) {
   return guarded(LOCKSTEP_RANK_GONE, [&] {
     const std::shared_ptr<World> found = worlds().find("lockstep_train_stop_requested", world);
-    if (stop == nullptr) refuse("lockstep_train_stop_requested", "stop is null; give the place for the answer");
+    if (stop == nullptr) refuse("lockstep_train_stop_requested", "stop is null; give a pointer for the answer");
     const Call call("lockstep_train_stop_requested", *found);
     *stop = found->context.stop_requested() ? 1 : 0;
   });

@@ -132,8 +132,8 @@ void check_attachment(const Group& group, const torch::nn::Module& module, const
   if (!options.diloco && state.group.world_size() != group.world_size())
     throw Error("Trainer: the model is replicated over " + counted(state.group.world_size(), "rank", "ranks") +
                 ", but the context has " + std::to_string(group.world_size()) +
-                ", so its parts would train apart; make the model over the context, or set TrainerOptions::diloco, "
-                "with which machines train by themselves and synchronise every few steps");
+                ", so its parts would train separately; make the model over the context, or set "
+                "TrainerOptions::diloco, with which machines train separately and synchronise every few steps");
   std::unordered_set<const c10::TensorImpl*> of_model, held;
   for (const auto& [name, tensor] : state.attached.source().parameters()) of_model.insert(tensor.unsafeGetTensorImpl());
   for (const auto& one : optimizer.param_groups())
@@ -142,7 +142,7 @@ void check_attachment(const Group& group, const torch::nn::Module& module, const
     const c10::TensorImpl* const parameter = item.value().unsafeGetTensorImpl();
     if (item.value().requires_grad() && held.contains(parameter) && !of_model.contains(parameter))
       throw Error("Trainer: the optimizer trains the parameter " + item.key() +
-                  " of the module, but the given model is attached to another module, without it, so its gradients "
+                  " of the module, but the given model is attached to another module that lacks it, so its gradients "
                   "would not be reduced; attach the model to the module that the Trainer trains");
   }
 }
@@ -184,9 +184,9 @@ void check_agreement(const Group& group, const Agreement& agreement,
   const std::string difference = first_difference("option", group.all_gather_bytes(lines.text()));
   if (!difference.empty()) {
     own_page().fail(RankFailure::kMismatch, -1, "Trainer::fit(): options differ: " + difference);
-    throw Error("Trainer::fit(): ranks train by different options: " + difference +
-                ". Every rank must give the same ones: take them from the command line, or from rank 0 "
-                "(from_rank_zero)");
+    throw Error(
+        "Trainer::fit(): ranks have different options: " + difference +
+        ". Every rank must give the same options: take them from the command line, or from rank 0 (from_rank_zero)");
   }
   if (schedule) check_problems(failure_of([&] { use_schedule(*schedule); }));
 }
@@ -203,7 +203,7 @@ c10::IValue state_of_accumulation(int accumulate, int ranks) {
 /// Throws Error if the same number of ranks took another number of batches.
 void check_accumulation(const c10::IValue& saved, int accumulate, int ranks) {
   const auto number = [&](const char* name) {
-    if (!saved.isGenericDict()) throw Error("is no dictionary");
+    if (!saved.isGenericDict()) throw Error("is not a dictionary");
     const auto state = saved.toGenericDict();
     const auto found = state.find(std::string(name));
     if (found == state.end() || !found->value().isInt()) throw Error("has no number `" + std::string(name) + "`");
@@ -213,7 +213,7 @@ void check_accumulation(const c10::IValue& saved, int accumulate, int ranks) {
   if (number("ranks") != ranks || number("batches") == accumulate) return;
   throw Error("it was saved by a run with TrainerOptions::accumulate = " + std::to_string(number("batches")) +
               ", but this one has " + std::to_string(accumulate) +
-              ", so its steps would not go on from those; set it as in that run, or train in another folder");
+              ", so its steps would not continue those; set it as in that run, or train in another folder");
 }
 
 }  // namespace
@@ -229,8 +229,8 @@ void check_loss(const at::Tensor& loss) {
   TORCH_CHECK(loss.numel() == 1, "Trainer::fit(): the loss has the shape ", loss.sizes(),
               "; return one number, the mean over the batch");
   TORCH_CHECK(loss.requires_grad(),
-              "Trainer::fit(): the loss depends on no parameter, so there is nothing to train; was it detached, or "
-              "computed under NoGradGuard?");
+              "Trainer::fit(): the loss depends on no parameter, so there is nothing to train; check whether it was "
+              "detached, or computed under NoGradGuard");
 }
 
 }  // namespace lockstep

@@ -30,7 +30,7 @@ static void refused_by_collectives(lockstep_group* world) {
   REFUSED(bad, "the input is null", lockstep_all_reduce(world, NULL, x, 1, LOCKSTEP_FLOAT32, LOCKSTEP_SUM, NULL));
   REFUSED(bad, "the output is null", lockstep_all_reduce(world, x, NULL, 1, LOCKSTEP_FLOAT32, LOCKSTEP_SUM, NULL));
   REFUSED(bad, "the count is -4", lockstep_all_reduce(world, x, x, -4, LOCKSTEP_FLOAT32, LOCKSTEP_SUM, NULL));
-  REFUSED(bad, "more than one call takes", lockstep_all_gather(world, x, x, INT64_MAX, LOCKSTEP_FLOAT32, NULL));
+  REFUSED(bad, "more than one call can take", lockstep_all_gather(world, x, x, INT64_MAX, LOCKSTEP_FLOAT32, NULL));
   REFUSED(bad, "no dtype 99", lockstep_all_reduce(world, x, x, 1, 99, LOCKSTEP_SUM, NULL));
   REFUSED(bad, "no dtype -1", lockstep_broadcast(world, x, 1, -1, 0, NULL));
   REFUSED(bad, "no op 8", lockstep_reduce_scatter(world, x, x, 1, LOCKSTEP_FLOAT32, 8, NULL));
@@ -69,7 +69,7 @@ void test_misuse(lockstep_group* world) {
   REFUSED(bad, "timeout_s is nan", lockstep_join(&no_number, &other));
   REFUSED(bad, "timeout_s is 1000000000.0", lockstep_join(&too_long, &other));
   REFUSED(bad, "join_timeout_s is -3", lockstep_join(&negative_join, &other));
-  REFUSED(bad, "has a world already", lockstep_join(&later.known, &other));
+  REFUSED(bad, "already has a world", lockstep_join(&later.known, &other));
   CHECK(other == NULL);
   REFUSED(bad, "group is null", lockstep_split(NULL, 0, 0, &other));
   REFUSED(bad, "part is null", lockstep_split(world, 0, 0, NULL));

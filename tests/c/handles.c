@@ -17,20 +17,20 @@ void test_handles(lockstep_group* world) {
   CHECK(request == NULL && values[2] == 3 * size);
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "the request is null", lockstep_wait(&request, -1));
   request = copy;
-  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "waited for already", lockstep_wait(&request, -1));
-  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "waited for already", lockstep_test(copy, &done));
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "already been waited for", lockstep_wait(&request, -1));
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "already been waited for", lockstep_test(copy, &done));
   for (i = 0; i < kRequests; ++i) { /* however many come later, none has the handle of an earlier one */
     values[0] = 1;
     OK(lockstep_all_reduce(part, values, values, 1, LOCKSTEP_INT32, LOCKSTEP_SUM, &request));
     CHECK(request != copy);
     stale = copy;
-    REFUSED(LOCKSTEP_INVALID_ARGUMENT, "waited for already", lockstep_wait(&stale, -1));
+    REFUSED(LOCKSTEP_INVALID_ARGUMENT, "already been waited for", lockstep_wait(&stale, -1));
     OK(lockstep_wait(&request, -1));
     CHECK(values[0] == size);
   }
   again = part;
   OK(lockstep_leave(part));
-  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "left the group already", lockstep_leave(again));
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "already left the group", lockstep_leave(again));
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "lockstep_barrier: this rank has left the group", lockstep_barrier(again, NULL));
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "has left the group", lockstep_split(again, 0, 0, &part));
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "has left the group", lockstep_abort(again, "why"));

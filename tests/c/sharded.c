@@ -118,7 +118,7 @@ static void refused_alone(lockstep_group* world, float* p, float* g, float* m) {
   REFUSED(bad, "options is null", lockstep_sharded_adam(world, NULL, 1, p, g, m, m, NULL, kCount));
   REFUSED(bad, "sizeof(lockstep_sgd)", lockstep_sharded_sgd(world, &empty, 1, p, g, m, kCount));
   REFUSED(bad, "lr is -1", lockstep_sharded_sgd(world, &negative, 1, p, g, m, kCount));
-  REFUSED(bad, "nesterov needs a momentum", lockstep_sharded_sgd(world, &eager, 1, p, g, m, kCount));
+  REFUSED(bad, "nesterov needs momentum", lockstep_sharded_sgd(world, &eager, 1, p, g, m, kCount));
   REFUSED(bad, "beta1 is 1.000000; it must", lockstep_sharded_adam(world, &all_of_it, 1, p, g, m, m, NULL, kCount));
   REFUSED(bad, "eps is nan", lockstep_sharded_adam(world, &nothing, 1, p, g, m, m, NULL, kCount));
   REFUSED(bad, "the step is 0", lockstep_sharded_sgd(world, &sgd, 0, p, g, m, kCount));
@@ -160,7 +160,7 @@ static void refused_together(lockstep_group* world, float* p, float* g, float* m
   REFUSED(differs, "is at another step",
           lockstep_sharded_adam(world, &adam, 1 + other, p, g, m, second, NULL, kCount));
   REFUSED(differs, "another formula", lockstep_sharded_sgd(world, &plain, 1, p, g, m, kCount));
-  REFUSED(differs, "the parameters lie once for all ranks on rank 0",
+  REFUSED(differs, "all ranks share the parameters on rank 0",
           lockstep_sharded_sgd(world, &same, 1, other ? copy : p, g, m, kCount));
   REFUSED(differs, "another place", lockstep_sharded_sgd(world, &same, 1, p, g, other ? second : m, kCount));
   /* Copies that differ as a whole, or in the last values, which no rank may take for the others'. */

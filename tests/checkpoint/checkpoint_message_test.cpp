@@ -20,7 +20,7 @@ std::vector<CheckpointMessage> samples() {
       {},
       {.outcome = Outcome::kNothing, .steps = 1000},
       {.outcome = Outcome::kFailed, .text = "\n  rank 1: the hook is gone"},
-      {.outcome = Outcome::kDiverged, .text = "net.bias on rank 1 is not what it is on rank 0"},
+      {.outcome = Outcome::kDiverged, .text = "net.bias on rank 1 differs from that on rank 0"},
       {.steps = -1, .step_on_disk = 42, .text = "step-000000000042.0.pt", .state = std::string("PK\x03\x04\0\xff", 6)},
       {.steps = std::numeric_limits<int64_t>::max(), .text = "", .state = std::string(1 << 16, '\0')}};
 }

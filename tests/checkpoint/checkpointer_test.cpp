@@ -289,7 +289,7 @@ TEST_F(CheckpointerTest, ReplicasThatDifferAreNotSaved) {
       for (const auto& save :
            std::vector<std::function<void()>>{[&] { checkpointer.step(4); }, [&] { checkpointer.save(4); }}) {
         const std::string text = failure(save);
-        EXPECT_NE(text.find("parameter bias on rank 1 is not what it is on "), std::string::npos) << text;
+        EXPECT_NE(text.find("parameter bias on rank 1 differs from that on "), std::string::npos) << text;
       }
       const at::Tensor before = net->bias.detach().clone();
       EXPECT_TRUE(checkpointer.resume());
@@ -333,7 +333,7 @@ TEST_F(CheckpointerTest, WhatShouldBeTheSameOnAllRanksIsComparedBeforeASave) {
           {"best", [&](bool odd) { best = odd ? 1 : 2; }},
           {"name", [&](bool odd) { name = odd ? "b" : "c"; }}};
       const bool odd = context.rank() == 1;
-      const std::string rest = " on rank 1 is not what it is on " + std::string(ranks == 2 ? "rank 0" : "ranks 0, 2");
+      const std::string rest = " on rank 1 differs from that on " + std::string(ranks == 2 ? "rank 0" : "ranks 0, 2");
       EXPECT_EQ(failure_of_save(Checkpointer::Scope::kAllRanks), "");
       for (const auto& [where, change] : changes) {
         change(odd);

@@ -353,7 +353,7 @@ TEST_F(MemoryTierTest, TheFirstSaveComparesEveryBit) {
     Checkpointer checkpointer(path(), context.group(), {.memory_every_n_steps = 1});
     checkpointer.add("weights", {.save = [&] { return c10::IValue(weights); }, .load = [](const c10::IValue&) {}});
     const std::string text = failure([&] { checkpointer.step(1); });
-    EXPECT_NE(text.find("weights on rank 2 is not what it is on ranks 0, 1"), std::string::npos) << text;
+    EXPECT_NE(text.find("weights on rank 2 differs from that on ranks 0, 1"), std::string::npos) << text;
   });
 }
 
@@ -386,7 +386,7 @@ TEST_F(MemoryTierTest, WithoutALauncherItIsAnErrorOrDiskAlone) {
         failure([&] { Checkpointer(path(), context.group(), {.memory_every_n_steps = 1}); }),
         "memory_every_n_steps: rank 0 cannot save to memory: no launcher holds memory for the states of this rank; "
         "start the program by `lockstep run`, or alone with --ranks, without a limit on the size of files (ulimit "
-        "-f). With disk_if_no_memory = true checkpoints are then saved to disk alone");
+        "-f). To save to disk alone in this case, set disk_if_no_memory = true");
     int64_t step = 0;
     Checkpointer checkpointer(path(), context.group(),
                               {.every_steps = 2, .memory_every_n_steps = 1, .disk_if_no_memory = true});
@@ -433,12 +433,13 @@ TEST_F(MemoryTierTest, MisuseIsNamed) {
               "Checkpointer: memory_every_n_steps is 0; it must be at least 1");
     Checkpointer first(path(), context.group(), {.memory_every_n_steps = 1});
     const std::string text = failure([&] { Checkpointer(path() + "2", context.group(), {.memory_every_n_steps = 1}); });
-    EXPECT_NE(text.find("another Checkpointer of this process saves to memory; let one do it"), std::string::npos)
+    EXPECT_NE(text.find("another Checkpointer of this process already saves to memory, and only one may"),
+              std::string::npos)
         << text;
     const auto alone = context.group().subgroup({1});
     if (!alone) return;
     const std::string other = failure([&] { Checkpointer(path() + "3", *alone, {.memory_every_n_steps = 1}); });
-    EXPECT_NE(other.find("the group is not that of all ranks of the launcher"), std::string::npos) << other;
+    EXPECT_NE(other.find("the group does not contain all ranks that the launcher started"), std::string::npos) << other;
   });
 }
 

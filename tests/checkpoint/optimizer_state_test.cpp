@@ -155,7 +155,7 @@ TEST(OptimizerState, AllProblemsAreListed) {
   state.insert("00.step", torch::scalar_tensor(1));
   expect_refused(
       "adam", state,
-      {"0.exp_avg: shape [3, 2] given, [2, 3] in the parameter", "0.step: shape [1] given, a scalar expected",
+      {"0.exp_avg: shape [3, 2] given, [2, 3] in the parameter", "0.step: shape [1] given, expected a scalar",
        "1.step: nan is not a number of steps", "1.exp_avg: shape [] given, [4] in the parameter",
        "missing: 1.exp_avg_sq", "unknown: 2.step", "unknown: 00.step"});
   expect_refused("adam", {{"0.step", torch::scalar_tensor(-1)}}, {"-1 is not a number of steps", "missing: 0.exp_avg"});

@@ -289,7 +289,7 @@ TEST_P(WrongSaves, EntriesThatOneRankLacks) {
     const std::string rank = " on rank " + std::to_string(last(context));
     expect_in(refused({{"a", one}}, StateDict()), "part" + rank + " is where part.a is on rank");
     expect_in(refused({{"a", one}, {"b", one}}, {{"b", one}, {"a", one}}), "part.b" + rank + " is where part.a is on");
-    expect_in(refused({{"a", one}}, {{"a", at::zeros({1})}}), "part.a" + rank + " is not what it is on rank");
+    expect_in(refused({{"a", one}}, {{"a", at::zeros({1})}}), "part.a" + rank + " differs from that on rank");
   });
 }
 
@@ -345,7 +345,8 @@ TEST_P(WrongSaves, AveragesInTheModelsPlace) {
       for (Checkpointer* each : {&replicas, &module, &own}) each->save(1);
       const auto guard = ema.averaged_weights();
       for (Checkpointer* each : {&replicas, &module, &own})
-        expect_in(failure([&] { each->save(2); }), "has averaged weights now, which a run would go on from");
+        expect_in(failure([&] { each->save(2); }),
+                  "holds averaged weights now, and a resumed run would continue from them");
       lockstep::save(state_dict(*net),
                      path("averages" + std::to_string(context.rank()) + ".pt"));  // which somebody wants
     }
@@ -448,7 +449,7 @@ TEST_P(WrongSaves, NumbersThatTheVariableCannotHold) {
     settle(context, words);
     model.add("part", *net);
     const std::string refused = failure([&] { model.resume(); });
-    expect_in(refused, "`part`: a dictionary of tensors is needed, this is a String");
+    expect_in(refused, "`part`: expected a dictionary of tensors, found a String");
     EXPECT_EQ(refused.find("report a bug"), std::string::npos) << refused;
   });
 }

@@ -133,7 +133,7 @@ TEST(GlooCalls, AFailureSaysWhereEveryRankIs) {
     const std::vector<std::string> parts{
         late ? "where the ranks are: ranks 0-2 failed in operation " : "where the ranks are: ranks 0, 2 failed in ",
         "all_reduce(float32, 7 elements, sum)",
-        late ? "" : "; rank 1 reported nothing: it has ended, or does something else"};
+        late ? "" : "; rank 1 reported nothing: it has ended or is doing something else"};
     for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << text << "\nhas no " << part;
   };
   run_ranks(3, body, seconds(30), {.collective_timeout = seconds(1), .backend = "gloo", .announce = false});
@@ -154,7 +154,7 @@ TEST(GlooCalls, ARankThatHasLeftIsNamed) {
       EXPECT_LT(seconds_since(start), 5);
       const std::string me = std::to_string(context.rank()), last = std::to_string(ranks - 1);
       EXPECT_NE(text.find("rank " + last + " has already left the group, but rank " + me +
-                          " called operation 2, all_reduce(float32, 7 elements, sum); the last operation it entered "
+                          " called operation 2, all_reduce(float32, 7 elements, sum); the last operation it started "
                           "was operation 1, barrier(). All ranks must call the same operations."),
                 std::string::npos)
           << text;
@@ -180,10 +180,9 @@ TEST(GlooCalls, WhatOthersHaveReportedIsKnownWhenTheStoreIsGone) {
   gloo_engine::FlightRecorder zero(store, 0, 3), one(store, 1, 3);
   one.after_failure(one.add("barrier"), milliseconds(0));  // its report is the first of three
   const auto began = Clock::now();
-  EXPECT_EQ(
-      zero.after_failure(zero.add("barrier"), seconds(20)),
-      "where the ranks are: ranks 0, 1 failed in operation 1, barrier; rank 2 reported nothing: it has ended, or does "
-      "something else");
+  EXPECT_EQ(zero.after_failure(zero.add("barrier"), seconds(20)),
+            "where the ranks are: ranks 0, 1 failed in operation 1, barrier; rank 2 reported nothing: it has ended or "
+            "is doing something else");
   EXPECT_LT(Clock::now() - began, seconds(10)) << "nobody can report to a store that is gone";
 }
 

@@ -61,7 +61,7 @@ std::string sum_up(const c10::intrusive_ptr<c10d::Store>& store, int rank) {
   const auto engine = gloo_engine::make_backend(store, rank, 2, "127.0.0.1", seconds(20));
   const std::string said = ::testing::internal::GetCapturedStderr();
   if (rank == 0) {
-    EXPECT_NE(said.find("and is no rank; it was shut down"), std::string::npos) << said;
+    EXPECT_NE(said.find("and is not a rank; the connection was shut down"), std::string::npos) << said;
   }
   torch::Tensor sum = torch::full({3}, rank + 1.0);
   std::vector<torch::Tensor> tensors{sum};

@@ -331,7 +331,7 @@ TEST_P(WrongCalls, SplitsThatNoTensorHas) {
     };
     EXPECT_TRUE(has(said(negative, one), "the splits of the input, [-1, 3"));
     EXPECT_TRUE(has(said(one, negative), "the splits of the output, [-1, 3"));
-    EXPECT_TRUE(has(said(one, huge), "are no numbers of rows"));
+    EXPECT_TRUE(has(said(one, huge), "are not all numbers of rows"));
   });
 }
 

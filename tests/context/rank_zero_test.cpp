@@ -85,8 +85,9 @@ TEST_P(RankZero, WhatRankZeroThrowsAllThrow) {
     const auto fail = [](const Group& group) {
       return failure([&] { from_rank_zero(group, []() -> int64_t { throw Error("no such file"); }); });
     };
-    EXPECT_EQ(fail(context.group()),
-              context.rank() == 0 ? "no such file" : "rank 0 failed in what it does for all ranks: no such file");
+    EXPECT_EQ(fail(context.group()), context.rank() == 0
+                                         ? "no such file"
+                                         : "rank 0 failed in the function that it runs for all ranks: no such file");
     EXPECT_EQ(from_rank_zero(context.group(), [] { return 1; }), 1);  // the group is as good as before
   });
 }
@@ -179,7 +180,7 @@ TEST_P(RankZero, TheOddTensorAndTheOddRankAreNamed) {
     if (odd) net->named_buffers()["1.running_var"][2] = 1 + 1e-6;
     const std::string buffer = problem(*net);
     // With two ranks there is no majority: rank 0 is right.
-    expect(buffer, "1.running_var on " + odd_rank + " is not what it is on rank" + (last == 1 ? " 0" : "s 0, 1"));
+    expect(buffer, "1.running_var on " + odd_rank + " differs from that on rank" + (last == 1 ? " 0" : "s 0, 1"));
     if (odd) net->parameters()[1][0] += 1;  // comes first
     expect(problem(*net), "0.bias on " + odd_rank);
     expect(problem(std::string("zero"), at::full({1}, odd ? -0.0 : 0.0)), "zero on " + odd_rank);

@@ -69,8 +69,8 @@ TEST_F(CifarFile, ReadsFolderAndArchive) {
 }
 
 TEST_F(CifarFile, SaysWhatIsMissing) {
-  expect_parts(failure(folder_.path() / "nowhere"), {"nowhere' is not there. Get some."});
-  expect_parts(failure(folder_.path()), {"holds neither one.bin, nor images, nor images.tar.gz. Get some."});
+  expect_parts(failure(folder_.path() / "nowhere"), {"nowhere' does not exist. Get some."});
+  expect_parts(failure(folder_.path()), {"contains neither one.bin, nor images, nor images.tar.gz. Get some."});
   folder_.write("one.bin", records(1));
   expect_parts(failure(folder_.path()), {"two.bin", "No such file"});
   expect_parts(failure_of_archive(tar_entry("images/one.bin", records(1))), {"holds no images/two.bin. Get some."});

@@ -394,7 +394,7 @@ TEST(DataLoader, OptionsThatMakeNoSense) {
   EXPECT_NE(failure({.batch_size = -4}).find("batch_size is -4"), std::string::npos);
   EXPECT_NE(failure({.workers = -1}).find("workers is -1"), std::string::npos);
   EXPECT_NE(failure({.prefetch = 0}).find("prefetch is 0"), std::string::npos);
-  EXPECT_NE(failure({.drop_last = true, .exactly_once = true}).find("set one of them"), std::string::npos);
+  EXPECT_NE(failure({.drop_last = true, .exactly_once = true}).find("set only one"), std::string::npos);
   EXPECT_NE(failure({.batch_size = 4, .drop_last = true}, Shard(0, 3))
                 .find("a rank's share is 3 of 10 samples, fewer than the batch_size of 4; lower the batch size"),
             std::string::npos);
@@ -425,7 +425,7 @@ TEST(DataLoader, RefusesWhatHasNoSamples) {
     EXPECT_EQ(testing::complaint([&] { ExampleLoader(NoExamples(), shard); }),
               "DataLoader: the dataset has no samples: its size() is 0");
     EXPECT_EQ(testing::complaint([&] { DataLoader(Numbers(5), shard, {.sampler = std::make_shared<NoPlaces>()}); }),
-              "DataLoader: the sampler has no places: its size() is 0");
+              "DataLoader: the sampler is empty: its size() is 0");
   }
 }
 

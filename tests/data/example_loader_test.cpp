@@ -163,7 +163,7 @@ TEST(ExampleLoader, AnExampleWithoutItsTensorIsNamed) {
     EXPECT_EQ(complaint([&] {
                 for (auto& batch : loader) batches += static_cast<int64_t>(batch.size()) / 2;
               }),
-              "ExampleLoader: example 5 of the dataset has an undefined tensor; get() gives every tensor a value");
+              "ExampleLoader: example 5 of the dataset has an undefined tensor; get() must give every tensor a value");
     EXPECT_EQ(batches, 1);
     // A function of the program's may do without.
     ExampleLoader own(Gaps(), Shard(0, 1), {.batch_size = 3, .workers = workers},
@@ -253,7 +253,7 @@ TEST(ExampleLoader, TheDeviceIsForTheTensorsItCanSee) {
   const DataLoaderOptions options{.device = at::kMeta};
   EXPECT_NE(complaint([&] {
               ExampleLoader(Sentences(), Shard(0, 1), options, hidden);
-            }).find("this type of batch does not list them; give it a member for_each_tensor"),
+            }).find("which this type of batch does not list; give it a member for_each_tensor"),
             std::string::npos);
   ExampleLoader of_shown(Sentences(), Shard(0, 1), options, shown);
   for (auto& batch : of_shown) EXPECT_TRUE(batch.ids.is_meta());

@@ -77,10 +77,9 @@ TEST(FromFunctionTest, SaysWhatIsWrong) {
       for (auto& unused : loader) static_cast<void>(unused);
     });
   };
-  EXPECT_NE(
-      said({at::zeros({2, 4})})
-          .find("the function was asked for 3 samples, from index 0 on, and returned a `data` of the shape [2, 4]"),
-      std::string::npos);
+  EXPECT_NE(said({at::zeros({2, 4})})
+                .find("the function was asked for 3 samples from index 0 on and returned a `data` of the shape [2, 4]"),
+            std::string::npos);
   EXPECT_NE(said({at::zeros({3}), at::zeros({})}).find("returned a `target` of the shape []"), std::string::npos);
   EXPECT_NE(said({}).find("a `data` that is an undefined tensor"), std::string::npos);
 }

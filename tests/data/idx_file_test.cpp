@@ -150,7 +150,7 @@ TEST_F(IdxFileTest, FindsPlainFirstThenGzip) {
   EXPECT_NE(text.find("neither b nor b.gz. Do this."), std::string::npos) << text;
   EXPECT_NE(text.find(folder_.path().string()), std::string::npos) << text;
   text = failure_of<Error>([&] { find_idx(folder_.path() / "c", "b", "Do this."); });
-  EXPECT_NE(text.find("is not there. Do this."), std::string::npos) << text;
+  EXPECT_NE(text.find("does not exist. Do this."), std::string::npos) << text;
 }
 
 }  // namespace

@@ -51,13 +51,13 @@ TEST_F(ImageListing_, RefusesWhatWouldBeMissing) {
   fs::create_directories(folder_.path() / "dog");
   expect_parts({"dog: expected images of this class"});
   add("dog/2.webp");
-  expect_parts({"dog/2.webp: expected JPEG or PNG images; convert it"});
+  expect_parts({"dog/2.webp: expected a JPEG or PNG image; convert"});
   fs::remove(folder_.path() / "dog/2.webp");
   add("dog/2.png");
   EXPECT_EQ(failure(), "");
   fs::create_directory_symlink("..", folder_.path() / "dog/again");
   expect_parts({"a link probably leads back into a folder above it"});
-  EXPECT_NE(failure_of<Error>([&] { list_images(folder_.path() / "none"); }).find("none' is not there"),
+  EXPECT_NE(failure_of<Error>([&] { list_images(folder_.path() / "none"); }).find("none' does not exist"),
             std::string::npos);
 }
 

@@ -95,7 +95,7 @@ TEST_F(MNISTTest, CopiesShareTheImages) {
 TEST_F(MNISTTest, NoFolder) {
   const std::string text = failure("/nowhere/at/all");
   for (const char* part :
-       {"'/nowhere/at/all' is not there", "dataset-fashion-mnist", "/usr/share/datasets/fashion-mnist"})
+       {"'/nowhere/at/all' does not exist", "dataset-fashion-mnist", "/usr/share/datasets/fashion-mnist"})
     EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 

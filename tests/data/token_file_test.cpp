@@ -96,8 +96,8 @@ TEST_F(TokenFileTest, ForeignTokensAndShortenedFilesAreNamed) {
   EXPECT_NO_THROW(data.get({0, 3}));
   // The fifth block's data end below 50, its last target does not.
   expect_parts(failure_of<Error>([&] { data.get({4}); }),
-               {"train.bin: token 50 at place 50, expected tokens below 50"});
-  expect_parts(failure_of<Error>([&] { data.get({0, 5}); }), {"token 50 at place 50"});
+               {"train.bin: token 50 at position 50, expected tokens below 50"});
+  expect_parts(failure_of<Error>([&] { data.get({0, 5}); }), {"token 50 at position 50"});
   std::filesystem::resize_file(path, 30);
   expect_parts(failure_of<Error>([&] { data.get({0}); }),
                {"train.bin: has become shorter since it was opened: expected 200 bytes, found 30"});

@@ -133,10 +133,9 @@ TEST(TorchDataWithGaps, NamesTheSample) {
     });
   };
   EXPECT_EQ(said(true), "TorchData: the `data` of sample 3 is an undefined tensor");
-  EXPECT_EQ(
-      said(false),
-      "TorchData: of the samples 0 and 2, one has a `target` and the other one an undefined tensor; give all one, "
-      "or none");
+  EXPECT_EQ(said(false),
+            "TorchData: of the samples 0 and 2, one has a `target` and the other one an undefined tensor; give all "
+            "samples a target, or none");
 }
 
 /// Sample i has i elements of data, or of its target.
@@ -161,7 +160,8 @@ TEST(TorchDataOfSeveralShapes, NamesTheSamples) {
     });
   };
   const std::string mend =
-      ", so they make no batch; give all samples one shape, or use an ExampleLoader with a function that pads";
+      ", so they cannot form a batch; give all samples the same shape, or use an ExampleLoader with a function that "
+      "pads";
   EXPECT_EQ(said(true), "TorchData: the `data` of sample 1 has the shape [1], and that of sample 3 has [3]" + mend);
   EXPECT_EQ(said(false),
             "TorchData: the `target` of sample 1 has the shape [1, 3], and that of sample 3 has [3, 3]" + mend);

@@ -203,7 +203,7 @@ TEST_P(BetweenMachines, StateIsThatOfTheMachines) {
     } catch (const Error& error) {
       said = error.what();
     }
-    EXPECT_NE(said.find("rank 0 is now the first of its machine"), std::string::npos) << said;
+    EXPECT_NE(said.find("rank 0 is now the first rank of its machine"), std::string::npos) << said;
 
     // Other ranks, or the same in other places, begin with the mean of what the machines have remembered.
     std::vector<StateDict> all;

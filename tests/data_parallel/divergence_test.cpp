@@ -88,7 +88,7 @@ TEST_P(Divergence, OfABufferIsSeenBeforeItFollowsRankZero) {
     EXPECT_EQ(train(false), "");
     const std::string text = train(true);
     EXPECT_NE(text.find("the replicas have diverged: buffer mean on rank " + std::to_string(context.world_size() - 1) +
-                        " is not what it is on rank"),
+                        " differs from that on rank"),
               std::string::npos)
         << text;
   });

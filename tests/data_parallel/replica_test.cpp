@@ -334,7 +334,7 @@ TEST_P(Replicas, DivergenceIsNamed) {
     for (int step = 0; step < 7; ++step) train(net, replica, optimizer, step, context.rank());
     replica.check_divergence();
     if (context.rank() == last) at::NoGradGuard(), net->out->bias[1] += 1e-6;
-    const std::string expected = "parameter out.bias on rank " + odd + " is not what it is on " + rest;
+    const std::string expected = "parameter out.bias on rank " + odd + " differs from that on " + rest;
     expect_error(expected, [&] { replica.check_divergence(); });
     train(net, replica, optimizer, 7, context.rank());  // the 8th
     expect_error(expected, [&] { train(net, replica, optimizer, 8, context.rank()); });

@@ -152,7 +152,7 @@ void expect_named(Context& context, const Options& options) {
   ended.set_value();
   other.join();
   text += error_of([&] { optimizer.step(); });
-  EXPECT_IN("was reached by the backward of one thread while that of another is still running", text);
+  EXPECT_IN("was reached by the backward of one thread while that of another was still running", text);
 }
 
 TEST_P(TwoThreads, WhoComesBeforeTheOtherIsDoneIsNamed) {

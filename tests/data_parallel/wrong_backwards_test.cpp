@@ -134,7 +134,7 @@ void expect_of_hook_on_one_rank(const std::string& part, const std::function<Com
 
 TEST(WrongHooks, FailBeforeTheyHaveSentAnythingOnOneRank) {
   expect_of_hook_on_one_rank("not here", []() -> CommHook::Finish { throw std::runtime_error("not here"); });
-  expect_of_hook_on_one_rank("something that is not a std::exception", []() -> CommHook::Finish { throw 42; });
+  expect_of_hook_on_one_rank("an object that is not a std::exception", []() -> CommHook::Finish { throw 42; });
   expect_of_hook_on_one_rank("returned no function", [] { return CommHook::Finish(); });
 }
 
@@ -199,7 +199,7 @@ TEST(TwoThreads, InBackwardOfOneModelAreNamed) {
       });
     for (std::thread& thread : threads) thread.join();
     const std::string all = texts[0] + texts[1];
-    EXPECT_IN("was reached by the backward of one thread while that of another is still running", all);
+    EXPECT_IN("was reached by the backward of one thread while that of another was still running", all);
   });
 }
 
@@ -221,7 +221,7 @@ TEST(TwoThreads, InStepOfOneOptimizerAreNamed) {
     texts[1] = error_of([&] { optimizer.step(); });
     other.join();
     EXPECT_EQ(texts[0], "no error");
-    EXPECT_IN("step() was called while another thread is in it", texts[1]);
+    EXPECT_IN("step() was called while another thread was in it", texts[1]);
   });
 }
 

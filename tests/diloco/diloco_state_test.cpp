@@ -168,9 +168,9 @@ TEST(DiLoCoState, StatesOfOtherModelsOrOptionsAreRefused) {
     };
     Training fragments(context, {.sync_every = 6, .fragments = 2});
     EXPECT_EQ(refused(state, fragments.diloco),
-              "the state of DiLoCo has other fragments; make the DiLoCo with as many as in the run that saved it");
+              "the state of DiLoCo has other fragments; set DiLoCoOptions::fragments as in the run that saved it");
     Training feedback(context, {.sync_every = 6, .fragments = 3});
-    EXPECT_NE(refused(state, feedback.diloco).find("has [133] as `rest`, and nothing is expected"), std::string::npos);
+    EXPECT_NE(refused(state, feedback.diloco).find("has [133] as `rest`, and nothing was expected"), std::string::npos);
     DiLoCoOptions changed = kOptions[1];
     changed.sync_every = 9;
     Training rarer(context, changed);
@@ -187,7 +187,7 @@ TEST(DiLoCoState, StatesOfOtherModelsOrOptionsAreRefused) {
     DistributedDataParallel model(other, context.group().on_this_machine());
     DiLoCo of_other(model, context);
     EXPECT_EQ(refused(state, of_other),
-              "the state of DiLoCo is of another model: it has 4 parameters, and this model trains 2");
+              "the state of DiLoCo belongs to another model: it has 4 parameters, and this model trains 2");
     StateDict of_another_rank = state;
     of_another_rank["place"] = at::tensor({1 - context.rank(), 2, 0, 1}, at::kLong);
     EXPECT_NE(refused(of_another_rank, training.diloco).find("of another rank"), std::string::npos);

@@ -111,7 +111,7 @@ TEST(WrongDiLoCo, ModelsMustBeTheSameAndStayOnTheirMachines) {
     }
     DistributedDataParallel half(same, context.group().on_this_machine());
     expect_text(thrown_by([&] { DiLoCo(half, context.group().split(context.rank() % 2)); }),
-                "the DiLoCo's group has 2; give it the group");
+                "the DiLoCo's group has 2; make it with the group");
   });
 }
 
@@ -177,15 +177,14 @@ TEST(WrongDiLoCo, AModelHasOneDiLoCoOfAllItsMachines) {
     Net net;
     DistributedDataParallel model(net, context.group().on_this_machine());
     const auto make = [&](const Group& group) { return thrown_by([&] { DiLoCo(model, group); }); };
-    expect_text(
-        make(context.group().on_this_machine()),
-        "DiLoCo: its group has the 2 ranks of one machine, and the run has 4, so nothing would keep the machines "
-        "together");
+    expect_text(make(context.group().on_this_machine()),
+                "DiLoCo: its group has the 2 ranks of one machine, and the run has 4, so nothing would synchronise the "
+                "machines");
     {
       DiLoCo diloco(model, context);
-      expect_text(make(context.group()), "DiLoCo: the model has one already");
+      expect_text(make(context.group()), "DiLoCo: the model already has a DiLoCo");
       DiLoCo second(std::move(diloco));
-      expect_text(make(context.group()), "DiLoCo: the model has one already");
+      expect_text(make(context.group()), "DiLoCo: the model already has a DiLoCo");
     }
     EXPECT_EQ(make(context.group()), "nothing");
   });
@@ -203,7 +202,8 @@ TEST(WrongDiLoCo, AnOuterOptimizerOfOtherTensorsIsRefused) {
                }});
       });
     };
-    const std::string refused = "DiLoCo: outer_optimizer returned an optimizer of other tensors than it was given";
+    const std::string refused =
+        "DiLoCo: outer_optimizer returned an optimizer of tensors other than those it was given";
     expect_text(made(true), refused);
     const std::string on_one = made(context.rank() == 2);
     expect_text(on_one, "the ranks gave different options: ");
@@ -221,7 +221,7 @@ TEST(WrongDiLoCo, OneThatWasMovedFromOrGetsNoStateIsTold) {
     const std::function<void()> calls[] = {[&] { first.step(); }, [&] { first.finish(); }, [&] { (void)first.stats(); },
                                            [&] { (void)first.state_dict(); }, [&] { first.load_state_dict({}); }};
     for (const auto& call : calls) expect_text(thrown_by(call), "this DiLoCo was moved from");
-    expect_text(thrown_by([&] { second.load_from_ranks({}); }), "DiLoCo: there is no state of any rank");
+    expect_text(thrown_by([&] { second.load_from_ranks({}); }), "DiLoCo: the list of the ranks' states is empty");
     second.finish();
   });
 }

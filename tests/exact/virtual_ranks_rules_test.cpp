@@ -77,9 +77,9 @@ TEST(VirtualRanksAreResumed, OnlyIfTheirNumberAndThreadsAreEqual) {
   };
   run({.virtual_ranks = 4}, "");
   run({.virtual_ranks = 4}, "");
-  run({.virtual_ranks = 6}, "of a run with 4 virtual ranks, but this run has 6 virtual ranks");
-  run({}, "of a run with 4 virtual ranks, but this run has no virtual ranks");
-  run({.virtual_ranks = 4, .threads = 2}, "used 1 threads each, but these use 2");
+  run({.virtual_ranks = 6}, "by a run with 4 virtual ranks, but this run has 6 virtual ranks");
+  run({}, "by a run with 4 virtual ranks, but this run has no virtual ranks");
+  run({.virtual_ranks = 4, .threads = 2}, "used 1 threads each, but these ranks have 2");
 }
 
 TEST(VirtualRanksAreResumed, NotWithinAStep) {
@@ -455,7 +455,7 @@ TEST(VirtualRanksRefuse, FewerThanRanks) {
   ::setenv("MASTER_ADDR", "127.0.0.1", 1);
   ::setenv("MASTER_PORT", "1", 1);
   expect_in(complaint_of([] { Context context; }),
-            "there are 3 ranks for 2 virtual ranks, and each rank needs one at least; start 2 ranks at most, or raise "
+            "there are 3 ranks for 2 virtual ranks, and each rank needs at least one; start 2 ranks at most, or raise "
             "LOCKSTEP_VIRTUAL_RANKS");
   expect_in(complaint_of([] { Context context({.virtual_ranks = 1}); }), "or raise ContextOptions::virtual_ranks");
   ::setenv("LOCKSTEP_VIRTUAL_RANKS", "many", 1);

@@ -115,7 +115,7 @@ Outcome restart_case(Shared& shared, Draw& draw, int instance) {
   if (loops) {
     expect(outcome, run, {.codes = {41}, .culprits = {rank}, .fault_ns = run.page().ranks[rank].fault_ns.load()});
     says("restart 1 of 1");  // a signal from outside is worth its tries, though no step was made
-    says("all 1 of --max-restarts were made");
+    says("all 1 restarts that --max-restarts allows were made");
   } else {
     expect_same_result(outcome, run, shared, ranks, kSteps);
     says("restart 1 of 1");

@@ -141,7 +141,7 @@ TEST(ToldToAll, AParameterGroupThatIsAdded) {
       Training training(context);
       training.loss(0).backward();
       if (context.rank() == 1) training.optimizer.add_param_group(training.net->head->parameters());
-      expect(told([&] { training.optimizer.step(); }), "that is no part of the model, as add_param_group() gives it");
+      expect(told([&] { training.optimizer.step(); }), "that is not part of the model, as after add_param_group()");
     });
 }
 

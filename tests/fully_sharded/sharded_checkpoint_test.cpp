@@ -220,7 +220,7 @@ TEST(ShardedCheckpoint, ACheckpointerOfAnotherGroupIsNamed) {
       EXPECT_NE(text.find("a state lies in slices on " + std::to_string(context.world_size()) + " ranks"),
                 std::string::npos)
           << text;
-      EXPECT_NE(text.find("give it the group that the model was made with"), std::string::npos) << text;
+      EXPECT_NE(text.find("make it with the group that the model was made with"), std::string::npos) << text;
     });
   }
 }
@@ -239,7 +239,7 @@ TEST(ShardedCheckpoint, IsRefusedWhereItWouldBeWhole) {
       }
       return std::string("nothing");
     };
-    EXPECT_NE(said([&] { (void)optimizer_state_dict(optimizer); }).find("save it by a Checkpointer"),
+    EXPECT_NE(said([&] { (void)optimizer_state_dict(optimizer); }).find("save it with a Checkpointer"),
               std::string::npos);
   });
 }

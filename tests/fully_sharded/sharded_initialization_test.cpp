@@ -115,7 +115,7 @@ TEST(ShardedInitialization, TellsWhatIsReadTooEarly) {
       expect(told([&] { (void)net->forward(text_of(0, 0)); }), "is not gathered");
       expect(told([&] { torch::nn::init::zeros_(net->parameters()[3]); }),
              "a parameter of `unit 0 that was made` is not gathered");
-      expect(told([&] { ShardedInitialization another(context); }), "this thread has one already");
+      expect(told([&] { ShardedInitialization another(context); }), "this thread already has one");
     });
 }
 

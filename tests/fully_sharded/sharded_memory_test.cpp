@@ -229,10 +229,9 @@ TEST(ShardedMemory, AMachineThatHoldsAPartSaysSo) {
   const KeptState kept = keep_state(memories.of('b'), "", /*is_sound=*/true);
   EXPECT_EQ(kept.step, 3);
   EXPECT_EQ(kept.path, "");
-  EXPECT_EQ(
-      kept.problem,
-      "this machine holds the slices of ranks 0, 1 alone, of 3, and a checkpoint is written by one machine. The next "
-      "run resumes the newest on disk, so save there as well (every_minutes)");
+  EXPECT_EQ(kept.problem,
+            "this machine holds the slices of ranks 0, 1 alone, of 3, and one machine writes a checkpoint. The next "
+            "run resumes the newest checkpoint on disk, so save there as well (every_minutes)");
 }
 
 TEST(ShardedMemory, NoMachineHoldsTheWhole) {

@@ -126,7 +126,8 @@ TEST_P(StateFolderOn, ThatCannotBeUsedIsAnErrorOnAllRanks) {
         << missing;
     const std::string memory =
         failure([&] { trained(context, options, {.state_folder = is_last ? "/dev/shm" : folder.path}); });
-    EXPECT_NE(memory.find("in the folder /dev/shm: it lies in memory; name one on a disk"), std::string::npos)
+    EXPECT_NE(memory.find("in the folder /dev/shm: it is in memory (tmpfs); name a folder on a disk"),
+              std::string::npos)
         << memory;
     if (context.world_size() == 1) return;
     const std::string differs =
@@ -158,7 +159,7 @@ TEST_P(StateFolderOn, ThatCannotBeUsedIsToldBeforeTheFirstStep) {
     };
     for (const auto& [path, why] : {std::pair(folder.path + "/missing", "No such file or directory"),
                                     {file, "Not a directory"},
-                                    {std::string("/dev/shm"), "it lies in memory; name one on a disk"}})
+                                    {std::string("/dev/shm"), "it is in memory (tmpfs); name a folder on a disk"}})
       EXPECT_NE(told(path).find(odd + "cannot keep an optimizer's state in the folder " + path + ": " + why),
                 std::string::npos)
           << told(path);

@@ -71,7 +71,7 @@ TEST(WrongFullySharded, AModelThatIsGone) {
       FullyShardedDataParallel model(net, context);
       loss = loss_of(model(text_of(0, 0)), text_of(0, 0));
     }
-    expect(told([&] { (void)net->forward(text_of(0, 0)); }), "went with the FullyShardedDataParallel");
+    expect(told([&] { (void)net->forward(text_of(0, 0)); }), "was destroyed with the FullyShardedDataParallel");
     EXPECT_FALSE(told([&] { loss.backward(); }).empty());
     EXPECT_TRUE(net->head->weight.sum().isfinite().item<bool>());
   });
@@ -102,7 +102,7 @@ TEST(WrongFullySharded, ABackwardThatGoesTwice) {
     const at::Tensor loss = training.loss(0);
     loss.backward({}, /*retain_graph=*/true);
     expect(told([&] { loss.backward(); }), "a second time (retain_graph)");
-    expect(told([&] { (void)training.loss(0); }), "a backward has failed half way");
+    expect(told([&] { (void)training.loss(0); }), "a backward failed halfway");
   });
 }
 
@@ -158,7 +158,7 @@ TEST(WrongFullySharded, AParameterThatIsChanged) {
           bias.set_data(bias.clone());
         else
           bias.add_(1);
-        const std::string words = "head.bias was changed by something else than the optimizer";
+        const std::string words = "head.bias was changed by something other than the optimizer";
         expect(told([&] { training.optimizer.step(); }), words);
         SCOPED_TRACE("state_dict");
         expect(told([&] { (void)training.model.state_dict(); }), words);
@@ -186,7 +186,7 @@ TEST(WrongFullySharded, StateThatIsNotWhole) {
     Training training(context);
     training.loss(0).backward();
     training.optimizer.step();
-    expect(told([&] { (void)optimizer_state_dict(training.optimizer); }), "save it by a Checkpointer");
+    expect(told([&] { (void)optimizer_state_dict(training.optimizer); }), "save it with a Checkpointer");
     StateDict state = training.model.state_dict();
     EXPECT_EQ(state.is_empty(), context.rank() != 0);
     state.clear();
@@ -285,7 +285,7 @@ TEST(WrongFullySharded, ValuesThatWentWithAnEarlierOne) {
       if (engine.machines.empty())
         EXPECT_EQ(told(again), "");
       else
-        expect(told(again), " has no values: another FullyShardedDataParallel holds them, or they went");
+        expect(told(again), " has no values: another FullyShardedDataParallel holds them, or held them");
     });
 }
 
@@ -318,8 +318,7 @@ TEST(WrongFullySharded, APartOfTheLossThatIsNotScaled) {
         GradScaler scaler;
         Training training(context);
         loss(training, training.model(text_of(0, 0)), scaler).backward();
-        expect(told([&] { scaler.step(training.optimizer); }),
-               "added something without scale() to a loss that scale()");
+        expect(told([&] { scaler.step(training.optimizer); }), "added a value without scale() to a loss that scale()");
       });
 }
 
@@ -444,7 +443,8 @@ TEST(WrongFullySharded, TwoOptimizers) {
       SmallGpt net(3);
       FullyShardedDataParallel model(net, context);
       std::optional<ZeroRedundancyOptimizer<torch::optim::SGD>> first(std::in_place, model, SGDOptions(0.1));
-      expect(told([&] { ZeroRedundancyOptimizer(model, SGDOptions(0.1)); }), "an optimizer steps its parts already");
+      expect(told([&] { ZeroRedundancyOptimizer(model, SGDOptions(0.1)); }),
+             "another optimizer already steps its parts");
       first.reset();
       EXPECT_EQ(told([&] { ZeroRedundancyOptimizer(model, SGDOptions(0.1)); }), "");
     });
@@ -473,7 +473,7 @@ TEST(WrongFullySharded, ModulesThatItDoesNotTake) {
                      net.register_module("one", one);
                      net.register_module("two", one);
                    }),
-           "one and two are one ShardedUnit");
+           "one and two are the same ShardedUnit");
     expect(refused(context,
                    [&](Plain& net) {
                      auto one = unit();
@@ -497,8 +497,8 @@ TEST(WrongFullySharded, ModulesThatItDoesNotTake) {
 }
 
 TEST(WrongFullySharded, MachinesThatItDoesNotTake) {
-  for (const auto& [machines, words] : {std::pair{"aab", "start as many ranks on each machine"},
-                                        {"abab", "must have neighbouring numbers"},
+  for (const auto& [machines, words] : {std::pair{"aab", "start the same number of ranks on each machine"},
+                                        {"abab", "must have consecutive numbers"},
                                         {"aaabbb", "start 1, 2, 4, 8"}})
     run_alike({static_cast<int>(std::string(machines).size()), "hierarchical", machines},
               [words = words](Context& context) {

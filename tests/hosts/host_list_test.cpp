@@ -32,7 +32,7 @@ TEST(HostList, AHostfileIsMpirunsAndItsErrorsNameTheLine) {
     read_hostfile(path, 1);
     FAIL();
   } catch (const LaunchError& error) {
-    EXPECT_EQ(error.what(), path + " line 2: 'cores=4' is not known; a line is `node1 slots=4`");
+    EXPECT_EQ(error.what(), path + " line 2: 'cores=4' is not supported; a line must be like `node1 slots=4`");
   }
   EXPECT_THROW(read_hostfile("/nowhere", 1), LaunchError);
   std::ofstream(path) << "node2\nnode1\nnode2\nnode2\n";

@@ -47,7 +47,8 @@ TEST(HostsRendezvous, AllMachinesEndWithTheRunsExitCode) {
   EXPECT_TRUE(contains(result.err, "rank 1 of 2 failed first: exit code 3")) << result.err;
   const auto other = second.wait();
   EXPECT_EQ(other.exit_code, 40);
-  EXPECT_TRUE(contains(other.err, "the run has ended with exit code 40; the output of its coordinator says why"));
+  EXPECT_TRUE(
+      contains(other.err, "the run has ended with exit code 40; see the output of its coordinator for the reason"));
 }
 
 TEST(HostsRendezvous, AMachineWithoutItsCoordinatorEndsItsRanks) {
@@ -263,7 +264,7 @@ TEST(HostsRendezvous, AMachineThatComesTwiceOrTooLateIsToldWhy) {
   Launched again(rendezvous.options(2, 1, command));
   const auto result = again.wait();
   EXPECT_EQ(result.exit_code, 46);
-  EXPECT_TRUE(contains(result.err, "has its node 1 already")) << result.err;
+  EXPECT_TRUE(contains(result.err, "already has a node 1 already")) << result.err;
   ::kill(first.pid(), SIGINT);
   EXPECT_EQ(first.wait().exit_code, 130);
   EXPECT_EQ(second.wait().exit_code, 130);
@@ -275,7 +276,7 @@ TEST(HostsRendezvous, AMachineThatDoesNotComeIsNamed) {
   Launched first(rendezvous.options(2, 0, {"true"}), hurry);
   const auto result = first.wait();
   EXPECT_EQ(result.exit_code, 46);
-  EXPECT_TRUE(contains(result.err, "node 1 of 2 machines did not come within 1 s")) << result.err;
+  EXPECT_TRUE(contains(result.err, "node 1 of 2 machines did not arrive within 1 s")) << result.err;
   Launched second(rendezvous.options(2, 1, {"true"}), hurry);
   const auto other = second.wait();
   EXPECT_EQ(other.exit_code, 46);

@@ -266,7 +266,7 @@ TEST(HostsRun, AMachineThatCannotBeReachedIsNamedWithWhatWasSaid) {
                   {.environment = {"LOCKSTEP_JOIN_TIMEOUT_S=1"}});
   const auto waited = silent.wait();
   EXPECT_EQ(waited.exit_code, 46);
-  EXPECT_TRUE(contains(waited.err, "a, b of 2 machines did not come within 1 s")) << waited.err;
+  EXPECT_TRUE(contains(waited.err, "a, b of 2 machines did not arrive within 1 s")) << waited.err;
   EXPECT_TRUE(nothing_left(silent));
 }
 

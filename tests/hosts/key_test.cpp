@@ -39,7 +39,7 @@ TEST(Key, AFileThatOthersMayReadIsRefused) {
   std::ofstream(path) << Key::generate().text() << "\n";
   for (const mode_t mode : {0640, 0604, 0620}) {
     ASSERT_EQ(::chmod(path.c_str(), mode), 0);
-    EXPECT_NE(refusal(path).find("others may read or write"), std::string::npos) << mode;
+    EXPECT_NE(refusal(path).find("other users can read or write"), std::string::npos) << mode;
   }
   ASSERT_EQ(::chmod(path.c_str(), 0600), 0);
   EXPECT_EQ(refusal(path), "");

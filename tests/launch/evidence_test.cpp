@@ -51,7 +51,7 @@ TEST(Evidence, AMissingLibraryIsKnownBeforeARankIsLeftOut) {
   for (const int rank : {0, 2}) run.end(rank, killed(SIGTERM));
   EXPECT_EQ(run.state().verdict.exit_code, kExitNotStarted);
   EXPECT_EQ(run.state().phase, Phase::kOver) << "two ranks would not find the library either";
-  EXPECT_TRUE(contains(run.said, "no step was made since the last start")) << run.said;
+  EXPECT_TRUE(contains(run.said, "no step was completed since the last start")) << run.said;
 }
 
 /// While the others are still to be stopped, too: they have their whole grace, since nothing follows.

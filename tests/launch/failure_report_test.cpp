@@ -37,7 +37,7 @@ TEST(FailureReport, OneBlock) {
             "  process   101 on here, 1.50 s after its start\n"
             "  program   /bin/train\n"
             "  last did  unknown: the program has no lockstep::Context to tell the launcher\n"
-            "  unsure    rank 2 failed in the same instant; it is not known which was first\n"
+            "  unsure    rank 2 failed at the same time; which rank failed first is not known\n"
             "  killed    rank 0, which did not stop when asked to\n"
             "  kept      unknown: the program has no lockstep::Context to tell the launcher\n"
             "  next      lockstep run -n 4 train\n"

@@ -140,7 +140,7 @@ INSTANTIATE_TEST_SUITE_P(
              "failed first: exit code 1"},
         Case{"storage, but killed", saying(RankFailure::kStorage, killed(SIGKILL), "full"), kExitRankKilled, kKilled},
         Case{"in vain", saying(RankFailure::kMissing, exited(1), "not all ranks came"), kExitHang,
-             "waited in vain: not all ranks came"}));
+             "waited too long: not all ranks came"}));
 
 INSTANTIATE_TEST_SUITE_P(
     WhatOthersSay, Judge,
@@ -161,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"peer ended well", accused(RankFailure::kPeer, exited(0), false, Phase::kLeft),
                            kExitMismatch, "ended with exit code 0 while rank 0 needed it"},
                       Case{"peer left", accused(RankFailure::kPeer, killed(SIGTERM), true, Phase::kLeft), kExitMismatch,
-                           "left the others while rank 0 needed it"},
+                           "left the group while rank 0 needed it"},
                       Case{"late", accused(RankFailure::kMissing, killed(SIGTERM), true), kExitHang,
                            "hangs: it did not arrive in time"},
                       Case{"not joined", accused(RankFailure::kMissing, killed(SIGTERM), true, Phase::kJoining),

@@ -108,7 +108,7 @@ TEST(LauncherElastic, AResizeThatCannotBeSaysWhy) {
   EXPECT_TRUE(contains(said.text, "--elastic 2:3; it cannot have 4 ranks")) << said.text;
   said = resize(run, "3");
   EXPECT_EQ(said.exit_code, 49);
-  EXPECT_TRUE(contains(said.text, "does not ask Context::stop_requested()")) << said.text;
+  EXPECT_TRUE(contains(said.text, "does not call Context::stop_requested()")) << said.text;
   EXPECT_EQ(resize(run, "2").exit_code, 0) << "it has them";
   Launched early({"-n", "2", "--elastic", "2:3", "--run-dir", "run", kRank, "join", "say=1", "sleep=60000"});
   ASSERT_TRUE(early.wait_for("at 1"));
@@ -206,7 +206,7 @@ TEST(LauncherElastic, RefusesWhatCannotBe) {
       {{"--elastic", "4", "true"}, "--elastic takes MIN:MAX"},
       {{"--elastic", "2:4x", "true"}, "--elastic takes MIN:MAX"},
       {{"-n", "5", "--elastic", "2:4", "true"}, "-n asks for 5 ranks, but --elastic allows 2 to 4"},
-      {{"--elastic", "2:4096", "--bind", "core", "true"}, "--bind core: 4096 ranks cannot have a core each"},
+      {{"--elastic", "2:4096", "--bind", "core", "true"}, "--bind core: 4096 ranks cannot have one core each"},
       {{"--restarts-per-hour", "x", "true"}, "--restarts-per-hour takes a whole number from 0 to 1000"},
   };
   for (const auto& [words, text] : bad) {

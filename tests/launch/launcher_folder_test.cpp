@@ -89,8 +89,8 @@ TEST(LauncherFolder, ALockThatCannotBeHadIsTold) {
   const Said said = lockstep_in(folder.path(), "run -n 1 --run-dir run -- echo ran");
   EXPECT_EQ(said.exit_code, 0) << said.text;
   EXPECT_TRUE(contains(said.text,
-                       "run cannot be locked (Is a directory), so another launcher in it would not be "
-                       "refused; give each run a folder of its own"))
+                       "run cannot be locked (Is a directory), so a second launcher in it would not be refused; give "
+                       "each run a folder of its own"))
       << said.text;
 }
 
@@ -131,7 +131,7 @@ TEST(LauncherFolder, StatusListsAllRuns) {
   if (said_by(alone + "true").exit_code != 0) GTEST_SKIP() << "SKIPPED BECAUSE unshare is not permitted";
   const Said none = said_by(alone + LOCKSTEP_BIN_DIR "/lockstep status --all");
   EXPECT_EQ(none.exit_code, 0);
-  EXPECT_EQ(none.text, "no run of this user is going on on this machine\n");
+  EXPECT_EQ(none.text, "this user has no active run on this machine\n");
 }
 
 TEST(LauncherFolder, AProgramThatGoesBetweenTwoStartsIsToldInTheBlock) {

@@ -61,7 +61,7 @@ TEST(LauncherHang, ARankThatOnlySleepsIsOneAndTheBlockSaysWhatToRaise) {
   EXPECT_EQ(result.exit_code, 43);
   EXPECT_LT(result.seconds, 7);
   const std::string advice =
-      "if rank 0 works this long on purpose, let it call lockstep::heartbeat() as it goes, or raise --hang-timeout "
+      "if rank 0 works this long on purpose, let it call lockstep::heartbeat() regularly, or raise --hang-timeout "
       "(1.00 s); the others wait for at most ContextOptions::collective_timeout (1800.0 s)";
   EXPECT_TRUE(contains(result.err, "rank 0 of 2 hangs: rank 0 has not reached all_reduce #1")) << result.err;
   EXPECT_TRUE(contains(result.err, "advice    " + advice + "\n")) << result.err;

@@ -67,7 +67,7 @@ TEST(LauncherOutput, AReaderThatLeavesStopsNothing) {
   const auto result = run.wait();
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_TRUE(contains(result.err, "done")) << result.err;
-  EXPECT_TRUE(contains(result.err, "found no reader")) << result.err;
+  EXPECT_TRUE(contains(result.err, "nothing read them")) << result.err;
   EXPECT_EQ(run.log(0).size(), 4000000u + 5u);
 }
 

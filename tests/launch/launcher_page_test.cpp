@@ -171,7 +171,7 @@ TEST(LauncherPage, ACrashLoopIsNotRestarted) {
   const auto result = run.wait();
   EXPECT_EQ(result.exit_code, 40);
   EXPECT_LT(result.seconds, 2);
-  EXPECT_TRUE(contains(result.err, "no restart: no step was made since the last start")) << result.err;
+  EXPECT_TRUE(contains(result.err, "no restart: no step was completed since the last start")) << result.err;
 }
 
 TEST(LauncherPage, RanksKnowHowOftenTheyWereStarted) {

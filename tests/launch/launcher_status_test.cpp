@@ -69,7 +69,7 @@ TEST(LauncherStatus, ARunThatIsOverIsNoRun) {
   TemporaryFolder folder;
   auto said = ask("status", folder.path());
   EXPECT_EQ(said.exit_code, 49);
-  EXPECT_TRUE(contains(said.text, "no run is going on")) << said.text;
+  EXPECT_TRUE(contains(said.text, "no run is active")) << said.text;
   // Left by a launcher that was killed; its pid now means another process, this one.
   ProcessIdentity other = identify(::getpid());
   EXPECT_TRUE(is_there(other));

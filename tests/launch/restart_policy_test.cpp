@@ -71,7 +71,7 @@ TEST(RestartPolicy, ALimitInTotal) {
   EXPECT_TRUE(run.fail({.after = minutes(600)}).restart);
   const auto decision = run.fail({.after = minutes(600)});
   EXPECT_FALSE(decision.restart);
-  EXPECT_EQ(decision.why, "all 2 of --max-restarts were made");
+  EXPECT_EQ(decision.why, "all 2 restarts that --max-restarts allows were made");
 }
 
 TEST(RestartPolicy, ALimitPerHourLastsForWeeks) {
@@ -112,11 +112,12 @@ TEST(RestartPolicy, AKillComesFromOutside) {
   FailingRun run({.in_total = 10});
   EXPECT_TRUE(run.fail({.step = 7}).restart);
   for (int time = 1; time < 10; ++time) EXPECT_TRUE(run.fail({.step = 7}).restart) << "it is no bug of the program";
-  EXPECT_EQ(run.fail({.step = 7}).why, "all 10 of --max-restarts were made");
+  EXPECT_EQ(run.fail({.step = 7}).why, "all 10 restarts that --max-restarts allows were made");
 }
 
 TEST(RestartPolicy, AStartWithoutAStep) {
-  const char* const kHopeless = "no step was made since the last start, so the same would happen again";
+  const char* const kHopeless =
+      "no step was completed since the last start, so another start would fail in the same way";
   FailingRun run({.in_total = 10});
   EXPECT_EQ(run.fail({.how = kCode1, .progress = false}).why, kHopeless);
   for (int start = 0; start < 8; ++start)
@@ -124,7 +125,7 @@ TEST(RestartPolicy, AStartWithoutAStep) {
   EXPECT_EQ(run.fail({.rank = 2, .how = kCode1, .progress = false}).why, kHopeless) << "ended by itself";
   EXPECT_TRUE(run.fail({.rank = 2, .how = kCode1}).restart);
   EXPECT_TRUE(run.fail({.rank = 3, .progress = false}).restart);
-  EXPECT_EQ(run.fail({.progress = false}).why, "all 10 of --max-restarts were made");
+  EXPECT_EQ(run.fail({.progress = false}).why, "all 10 restarts that --max-restarts allows were made");
 }
 
 TEST(RestartPolicy, AKillAtTheMinimumOfAnElasticRun) {
@@ -231,7 +232,8 @@ TEST(RestartPolicy, AMachineIsStartedAgainWhereTooFewWouldRemain) {
       EXPECT_EQ(decision.why, "");
       EXPECT_EQ(decision.exit_code, kExitMachineLost);
     }
-    EXPECT_EQ(run.fail(gone).why, "all 2 of --max-restarts were made") << "a machine counts as a failure";
+    EXPECT_EQ(run.fail(gone).why, "all 2 restarts that --max-restarts allows were made")
+        << "a machine counts as a failure";
   }
   FailingRun exact({.in_total = 1, .elastic = RankRange{2, 4}});
   EXPECT_EQ(exact.fail({.rank = 2, .how = kLost, .lost_ranks = 2}).ranks, 2) << "as many as --elastic demands remain";

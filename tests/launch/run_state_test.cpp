@@ -239,7 +239,7 @@ TEST(RunState, ARankThatEndsWellBeforeItJoinsIsMissed) {
     EXPECT_EQ(verdict.culprit->rank, 1);
     EXPECT_EQ(verdict.culprit->how, exited(0));
     EXPECT_EQ(verdict.witness, 0);
-    EXPECT_EQ(run.state().phase, Phase::kOver) << "the same would happen again";
+    EXPECT_EQ(run.state().phase, Phase::kOver) << "another start would fail in the same way";
   }
 }
 
@@ -373,7 +373,7 @@ TEST(RunState, RestartsAfterProgress) {
   EXPECT_EQ(pauses, (std::vector<int64_t>{0, 0}));
   EXPECT_EQ(run.state().phase, Phase::kOver);
   EXPECT_EQ(run.code(), kExitRankKilled);
-  EXPECT_TRUE(contains(run.said, "no restart: all 2 of --max-restarts were made")) << run.said;
+  EXPECT_TRUE(contains(run.said, "no restart: all 2 restarts that --max-restarts allows were made")) << run.said;
 }
 
 TEST(RunState, ACrashLoopIsNotRestarted) {
@@ -381,7 +381,7 @@ TEST(RunState, ACrashLoopIsNotRestarted) {
   run.ranks[0].account.phase = RankStatus::Phase::kJoined;
   EXPECT_EQ(run.end(0, exited(1)), Kinds{Kind::kGatherEvidence});
   EXPECT_EQ(run.state().phase, Phase::kOver);
-  EXPECT_TRUE(contains(run.said, "no step was made since the last start")) << run.said;
+  EXPECT_TRUE(contains(run.said, "no step was completed since the last start")) << run.said;
   // A program that reports nothing must have run for a while.
   Simulation silent({.ranks = 1, .max_restarts = 5});
   silent.after(seconds(9));

@@ -72,7 +72,7 @@ const RankStatus kOwn = says(RankFailure::kOwn, -1);
 RankStatus victim_of(int peer) { return says(RankFailure::kPeer, peer); }
 RankStatus left() { return {.pid = 1, .phase = RankStatus::Phase::kLeft}; }
 RankEnd lost(int rank, int wake_up) {
-  return {.rank = rank, .how = {Kind::kLost, 0}, .wake_up = wake_up, .lost = "node2 has not been heard of for 4 s"};
+  return {.rank = rank, .how = {Kind::kLost, 0}, .wake_up = wake_up, .lost = "node2 has been silent for 4 s"};
 }
 
 TEST(Verdict, ALostMachineIsOneCulprit) {
@@ -80,7 +80,7 @@ TEST(Verdict, ALostMachineIsOneCulprit) {
   EXPECT_EQ(verdict.culprit->rank, 2);
   EXPECT_EQ(verdict.exit_code, kExitMachineLost);
   EXPECT_TRUE(verdict.also_suspect.empty());
-  EXPECT_EQ(describe(*verdict.culprit, {}), "was lost with its machine: node2 has not been heard of for 4 s");
+  EXPECT_EQ(describe(*verdict.culprit, {}), "was lost with its machine: node2 has been silent for 4 s");
 }
 
 TEST(Verdict, ARankThatBlamesALostMachinesIsAVictim) {

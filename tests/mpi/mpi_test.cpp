@@ -245,7 +245,7 @@ TEST_P(OverMpi, ARankThatLeavesIsNamedOnAllOthers) {
       const std::string me = std::to_string(context.rank());
       expect_parts({"all_reduce #1 (float32, 100000 elements, sum) failed on rank " + me + " of ",
                     "rank " + std::to_string(gone) + " has already left the group, but rank " + me +
-                        " called operation 2, all_reduce(float32, 100000 elements, sum); the last operation it entered "
+                        " called operation 2, all_reduce(float32, 100000 elements, sum); the last operation it started "
                         "was operation 1, barrier(). All ranks must call the same operations."},
                    text);
       EXPECT_THROW(group.barrier(), Error) << "the group has ended";

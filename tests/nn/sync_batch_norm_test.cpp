@@ -233,8 +233,9 @@ TEST(ConvertSyncBatchNorm, LeavesAModelWithoutBatchNormAsItIs) {
     ::testing::internal::CaptureStderr();
     EXPECT_EQ(convert_sync_batchnorm(*without, context.group()), 0);
     const std::string said = ::testing::internal::GetCapturedStderr();
-    EXPECT_EQ(said.find("has no BatchNorm1d, 2d or 3d, so there was nothing to do") != std::string::npos,
-              context.rank() == 0)
+    EXPECT_EQ(
+        said.find("has no BatchNorm1d, BatchNorm2d or BatchNorm3d, so nothing was converted") != std::string::npos,
+        context.rank() == 0)
         << said;
   });
 }
@@ -250,7 +251,8 @@ TEST(ConvertSyncBatchNorm, IsAnErrorOnAllRanksIfOneHasOtherLayers) {
       } catch (const Error& error) {  // ranks disagree: not misuse by one of them
         text = error.what();
       }
-      EXPECT_NE(text.find("the module of rank 1 has 1 batch norms, that of rank 0 has 0"), std::string::npos) << text;
+      EXPECT_NE(text.find("the module of rank 1 has 1 batch norms, and that of rank 0 has 0"), std::string::npos)
+          << text;
     });
 }
 

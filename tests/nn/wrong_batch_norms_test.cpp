@@ -49,7 +49,7 @@ struct Case {
 
 const char* const kBn1 =
     "batch norm `bn1` is synchronised over all ranks, so every rank must run it: call forward on every rank (an empty "
-    "batch will do), or eval() it, or do not convert it. ";
+    "batch will do), put the layer into eval(), or do not convert it. ";
 
 const std::vector<Case> kCases{
     {"skips_a_forward",
@@ -153,7 +153,7 @@ const std::vector<Case> kCases{
        torch::nn::Sequential one(torch::nn::BatchNorm1d(training.is_wrong() ? 7 : 5));
        convert_sync_batchnorm(*one, training.context.group());
      },
-     {"batch norm 0 of the module of rank 1 is `0` of 7 channels, that of rank 0 is `0` of 5 channels"}},
+     {"batch norm 0 of the module of rank 1 is `0` of 7 channels, and that of rank 0 is `0` of 5 channels"}},
 };
 
 class WrongBatchNorms : public ::testing::TestWithParam<Case> {};

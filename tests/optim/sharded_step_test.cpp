@@ -336,7 +336,7 @@ TEST(ShardedStep, AllRanksRefuseWhatOneCannotDo) {
     const auto local = model.no_sync();
     backward_of(model, rank, 0);
   });
-  expect_refusal("rank 1: ZeroRedundancyOptimizer: parameter first.bias no longer lies",
+  expect_refusal("rank 1: ZeroRedundancyOptimizer: parameter first.bias is no longer",
                  [](int rank, ShardedModel& model, AnyOptimizer&) {
                    if (rank == 1) model.module()->first->bias.set_data(at::ones({33}));
                  });
@@ -350,7 +350,7 @@ TEST(ShardedStep, AllRanksRefuseWhatOneCannotDo) {
   });
   expect_refusal("rank 1 has called clip_grad_norm() with other arguments than rank 0",
                  [](int rank, ShardedModel& model, AnyOptimizer&) { model.clip_grad_norm(rank == 1 ? 1 : 2); });
-  expect_refusal("rank 1 has called another of clip_grad_norm() and step()",
+  expect_refusal("rank 1 has called the other one of clip_grad_norm() and step()",
                  [](int rank, ShardedModel& model, AnyOptimizer& optimizer) {
                    rank == 1 ? static_cast<void>(model.clip_grad_norm(1)) : static_cast<void>(optimizer.step());
                  });

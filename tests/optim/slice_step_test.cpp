@@ -355,7 +355,7 @@ TEST(SliceStep, AllRanksRefuseWhatOneCannotDo) {
     const auto local = model.no_sync();
     sliced_loss(model, rank, 0).backward();
   });
-  expect_all_refuse("rank 1: ZeroRedundancyOptimizer: parameter first.bias no longer lies",
+  expect_all_refuse("rank 1: ZeroRedundancyOptimizer: parameter first.bias is no longer",
                     [](int rank, SlicedModel& model, Optimizer&) {
                       if (rank == 1) model.module()->first->bias.set_data(at::ones({67}));
                     });

@@ -74,9 +74,9 @@ class Errors(unittest.TestCase):
     def test_messages_are_found_in_the_sources(self):
         texts = {text for area in messages.all_messages(SOURCE).values() for text in area}
         self.assertGreater(len(texts), 300)
-        for expected in ("the module has no parameter that requires grad, so there is nothing to keep in step; use it without DistributedDataParallel",
+        for expected in ("the module has no parameter that requires grad, so there is nothing to reduce; use it without DistributedDataParallel",
                          "this rank has left the group; make a new one",
-                         "...: is a link, a folder or a device, expected a file"):
+                         "...: expected a file, found a link, a folder or a device"):
             self.assertIn(expected, texts)
         self.assertEqual(messages.message(' "a " + std::to_string(n) + " of " + (x ? "one" : "two") + "\\n"'), "a ... of ...one/two")
 

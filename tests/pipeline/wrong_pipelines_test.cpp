@@ -72,7 +72,7 @@ TEST_P(WrongPipelineOn, CutsThatMakeNoStages) {
       "5 stages; their number must divide that of the ranks");
   refused(
       GetParam(), [](Context& context) { Pipeline(small_sequence(), context, {.micro_batches = -1}); },
-      "-1 micro_batches; at least 1");
+      "-1 micro_batches; give at least 1");
   refused(
       GetParam(), [](Context& context) { Pipeline(torch::nn::Sequential(torch::nn::Linear(2, 2)), context); },
       "1 layers cannot be cut into");
@@ -109,7 +109,7 @@ TEST_P(WrongPipelineOn, ATensorOfTwoStages) {
         layers->push_back(tied);
         Pipeline(layers, context);
       },
-      "are in the same memory, and would be trained apart");
+      "lie in the same memory, and would be trained separately");
 }
 
 TEST_P(WrongPipelineOn, AFunctionThatMakesNoLayerOnOneRank) {
@@ -135,7 +135,7 @@ TEST_P(WrongPipelineOn, BatchesThatDiffer) {
         const auto [data, target] = small_batch(0, /*pipeline=*/context.rank(), 12);
         (void)pipeline.forward_backward(data, target, small_loss);
       },
-      "the targets are not those of the first stage");
+      "the targets differ from those of the first stage");
   refused(
       GetParam(),
       [](Context& context) {
@@ -143,7 +143,7 @@ TEST_P(WrongPipelineOn, BatchesThatDiffer) {
         const auto [data, target] = small_batch(0, 0, context.rank() == 1 ? 12 : 13);
         (void)pipeline.forward_backward(data, target, small_loss);
       },
-      "the targets are not those of the first stage");
+      "the targets differ from those of the first stage");
 }
 
 TEST_P(WrongPipelineOn, BatchesThatAreTooSmall) {
@@ -201,7 +201,7 @@ TEST_P(WrongPipelineOn, ALossThatThrows) {
         EXPECT_NO_THROW(context.group().barrier());
         (void)pipeline.forward_backward(data, target, loss);
       },
-      "an earlier pass has failed");
+      "an earlier pass failed");
   refused(
       GetParam(),
       [](Context& context) {
@@ -233,7 +233,7 @@ TEST_P(WrongPipelineOn, ClippingByOtherNorms) {
         (void)pipeline.forward_backward(data, target, small_loss);
         (void)pipeline.clip_grad_norm(1 + context.rank());
       },
-      "clip_grad_norm() has other arguments on other stages");
+      "clip_grad_norm() was given different arguments on other stages");
 }
 
 TEST_P(WrongPipelineOn, LayersOfOtherKindsOrOptions) {
@@ -270,7 +270,7 @@ TEST_P(WrongPipelineOn, InputsThatDiffer) {
           else
             (void)pipeline.forward(data);
         },
-        "the input is not that of the first stage");
+        "the input differs from that of the first stage");
 }
 
 TEST_P(WrongPipelineOn, TargetsOfAnotherShape) {
@@ -282,7 +282,7 @@ TEST_P(WrongPipelineOn, TargetsOfAnotherShape) {
         const bool flat = context.rank() == 1;
         (void)pipeline.forward_backward(data, flat ? target.reshape({12, 5, 1}) : target, small_loss);
       },
-      "the targets are not those of the first stage");
+      "the targets differ from those of the first stage");
 }
 
 TEST_P(WrongPipelineOn, ALayerThatLosesItsSamples) {
@@ -298,7 +298,7 @@ TEST_P(WrongPipelineOn, ALayerThatLosesItsSamples) {
         Pipeline pipeline(layers, context);
         (void)pipeline.forward_backward(at::ones({12, 3}), at::ones({12, 3}), torch::nn::MSELoss());
       },
-      "the first dimension of what goes to the next stage must be samples");
+      "the first dimension of the tensor for the next stage must be the samples");
 }
 
 TEST_P(WrongPipelineOn, ABackwardThatThrows) {

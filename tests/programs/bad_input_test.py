@@ -76,11 +76,11 @@ class BadInput(ProgramTest):
     # ---- data ----
 
     def test_a_data_folder_that_is_not_there(self):
-        self.program_refuses(["data folder 'nowhere' is not there", "apt-get install dataset-fashion-mnist"], data="nowhere")
+        self.program_refuses(["data folder 'nowhere' does not exist", "apt-get install dataset-fashion-mnist"], data="nowhere")
 
     def test_a_missing_file(self):
         os.remove(self.path("data", "t10k-labels-idx1-ubyte"))
-        self.program_refuses(["holds neither t10k-labels-idx1-ubyte nor t10k-labels-idx1-ubyte.gz", self.data, "apt-get install"])
+        self.program_refuses(["contains neither t10k-labels-idx1-ubyte nor t10k-labels-idx1-ubyte.gz", self.data, "apt-get install"])
 
     def replace(self, name, content, suffix=""):
         """Changes one of the data files; returns its new path."""
@@ -141,7 +141,7 @@ class BadInput(ProgramTest):
     def test_an_old_file_of_figures_survives_a_refused_run(self):
         with open(self.path("out.json"), "w") as file:
             file.write("old")
-        self.program_refuses(["is not there"], "--json", self.path("out.json"), data="nowhere")
+        self.program_refuses(["does not exist"], "--json", self.path("out.json"), data="nowhere")
         with open(self.path("out.json")) as file:
             self.assertEqual(file.read(), "old")
 
@@ -168,7 +168,7 @@ class BadInput(ProgramTest):
         for words, code, part in ((["rnu"], 2, "unknown command 'rnu'"), (["report", "--foo"], 2, "has no option --foo"),
                                   (["inspect"], 2, "FILE is required"), (["inspect", "missing.pt"], 49, "cannot read missing.pt"),
                                   (["report", "missing"], 49, "there is no folder missing"),
-                                  (["status", "missing"], 49, "no run is going on in this folder")):
+                                  (["status", "missing"], 49, "no run is active in this folder")):
             said = self.refused([LOCKSTEP, *words], code, [part])
             self.assertRegex(said.splitlines()[-1], EXPLAIN)
         said = self.refused(self.train("--ranks", "x"), 2, ["it got 'x'"])
@@ -201,7 +201,7 @@ class BadInput(ProgramTest):
         # Rank 0 compares its model with that of rank 1, which never arrives.
         script = 'if [ $RANK = 1 ]; then shift 2; set -- --data nowhere "$@"; fi; exec "$0" "$@"'
         said = self.refused([LOCKSTEP, "run", "-n", 2, "--", "sh", "-c", script, *self.train()], 49,
-                            ["rank 1 of 2 failed first: exit code 1", "  | train_fashion_mnist: data folder 'nowhere' is not there"],
+                            ["rank 1 of 2 failed first: exit code 1", "  | train_fashion_mnist: data folder 'nowhere' does not exist"],
                             seconds=SOON / 2)
         self.assertIn("its last line", said)
 
@@ -212,7 +212,7 @@ class BadInput(ProgramTest):
                   f'while [ ! -e {ended} ]; do sleep 0.01; done; sleep 0.1; exit $code')
         said = self.refused([LOCKSTEP, "run", "-n", 2, "--", "sh", "-c", script, *self.train()], 49,
                             ["rank 1 of 2 failed first: exit code 1", "known by  rank 0, which says: rank 1 has already left the group",
-                             "  | train_fashion_mnist: data folder 'nowhere' is not there"], seconds=SOON / 2)
+                             "  | train_fashion_mnist: data folder 'nowhere' does not exist"], seconds=SOON / 2)
         self.assertNotIn("asked to stop", said)
 
     def test_a_rank_that_is_killed_is_named_with_the_signal(self):
@@ -261,7 +261,7 @@ class BadInput(ProgramTest):
             self.refused(self.train("--resume", broken), 1, ["cannot load " + broken])
         with open(broken, "wb") as file:
             file.write(whole.replace(b'"epochs_done":"1"', b'"epochs_done":"x"'))
-        self.program_refuses([f"cannot resume from {broken}: it is no checkpoint of this program", "epochs_done"], "--resume", broken, code=40)
+        self.program_refuses([f"cannot resume from {broken}: it is not a checkpoint of this program", "epochs_done"], "--resume", broken, code=40)
 
     # ---- ranks that cannot find each other ----
 
@@ -306,8 +306,8 @@ class BadInput(ProgramTest):
     def test_ranks_that_never_come_are_named(self):
         for name, variables in self.worlds_of_three():
             with self.subTest(name):
-                self.ranks_that_wait(variables, {0: ["after 2 s 2 of 3 ranks are there, missing 1"],
-                                                 2: ["after 2 s 2 of 3 ranks are there, missing 1"]}, 46)
+                self.ranks_that_wait(variables, {0: ["after 2 s 2 of 3 ranks had joined, missing rank 1"],
+                                                 2: ["after 2 s 2 of 3 ranks had joined, missing rank 1"]}, 46)
 
     def test_a_rank_0_that_never_comes_is_named(self):
         for name, variables in self.worlds_of_three():

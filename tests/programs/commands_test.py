@@ -108,10 +108,10 @@ class Explain(unittest.TestCase):
         self.assertIn("\n  LOCKSTEP_RANK_GONE\n", said)
 
     def test_what_nobody_can_explain_is_refused(self):
-        for words, reason in ((["0"], "all ranks ended with 0"), (["1"], "never ends with 1"), (["99"], "nothing is known about '99'"),
-                              (["7000"], "nothing is known"), ([""], "nothing is known"), (["!?"], "nothing is known"),
-                              (["no such words here"], "nothing is known"), (["x" * 100_000], "nothing is known"),
-                              (["a\x1b[31mb"], "nothing is known"), (["--tee"], "has no option --tee")):
+        for words, reason in ((["0"], "all ranks ended with 0"), (["1"], "never ends with 1"), (["99"], "there is no explanation of '99'"),
+                              (["7000"], "there is no explanation of"), ([""], "there is no explanation of"), (["!?"], "there is no explanation of"),
+                              (["no such words here"], "there is no explanation of"), (["x" * 100_000], "there is no explanation of"),
+                              (["a\x1b[31mb"], "there is no explanation of"), (["--tee"], "has no option --tee")):
             with self.subTest(words=words[0][:20]):
                 result = run(LOCKSTEP, "explain", *words, check=False)
                 self.assertEqual(result.returncode, 2, result.stdout)

@@ -75,7 +75,7 @@ class Contexts(unittest.TestCase):
     def test_two_at_once_are_an_error_that_says_what_to_do(self):
         for ranks in (1, 2, 3):
             done = run(LOCKSTEP, "run", "-n", ranks, "--tee", "all", "--", PROGRAM, "both", cwd=self.folder, timeout=60)
-            self.assertIn("this process already has a Context, and there can be only one at a time; use that one", done.stdout)
+            self.assertIn("this process already has a Context, and may have only one at a time; use that one", done.stdout)
             self.expect_lines(done.stdout, lines(ranks, 0) if ranks > 1 else {"0:0:1:1"})
 
     def test_programs_one_after_the_other_in_a_rank(self):

@@ -32,9 +32,9 @@ class Doctor(unittest.TestCase):
             alone = shutil.copy(LOCKSTEP, folder)
             said = run(alone, "doctor").stdout
             self.assertNotIn("broken", said)
-            self.assertIn("  LibTorch    not looked at", said)
-            self.assertIn("note: what needs LibTorch was not looked at: lockstep-doctor-probe is neither beside", said)
-            self.assertIn("-> nothing is wrong with that: packages do not have it", said)
+            self.assertIn("  LibTorch    not checked", said)
+            self.assertIn("note: the checks that need LibTorch were left out: lockstep-doctor-probe is neither beside", said)
+            self.assertIn("-> this is not an error: packages leave it out", said)
             self.assertIn("  cores ", said)
             levels = {finding["level"] for finding in json.loads(run(alone, "doctor", "--json").stdout)["findings"]}
             self.assertNotIn("broken", levels)
@@ -97,7 +97,7 @@ class Doctor(unittest.TestCase):
             there["probe"]["bits"]["operators"]["matmul"] = "0"
             there["probe"]["torch"]["cpu_capability"] = "DEFAULT"
             found = compared(json.dumps(there))[-1]
-            self.assertEqual(found["what"], "the other machine gives other bits in matmul")
+            self.assertEqual(found["what"], "the other machine gives different bits in matmul")
             self.assertIn('and "DEFAULT" there', found["advice"])
             for garbage in ("", "[]", "{}", '{"probe": 1}', '{"probe": {"bits": {"operators": []}}}'):
                 self.assertIn("cannot be compared", compared(garbage)[-1]["what"], garbage)

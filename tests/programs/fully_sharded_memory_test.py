@@ -73,7 +73,7 @@ class FullyShardedMemory(TextTraining, unittest.TestCase):
 
     def test_where_no_machine_can_it_says_so(self):
         said = self.give_up("a:1,b:1,c:1,d:1")
-        self.assertRegex(said, r"holds the slices of ranks \d, \d alone, of 4, and a checkpoint is written by one machine. The next run resumes the newest on disk")
+        self.assertRegex(said, r"holds the slices of ranks \d, \d alone, of 4, and one machine writes a checkpoint. The next run resumes the newest checkpoint on disk")
 
     def test_a_machine_that_is_lost_for_good_costs_one_step(self):
         process = self.start("lost", "states", *self.placed("a:2,b:2"), "--elastic", "2:4", "--max-restarts", "1")

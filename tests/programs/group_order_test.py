@@ -20,7 +20,7 @@ class GroupOrder(ProgramTest):
         result, seconds = self.launched(ranks, what, backend)
         self.assertEqual(result.returncode, 44, f"{what} {backend}\n{result.stderr}")
         self.assertLess(seconds, 15)
-        for word in (*words, "Every rank makes the same calls of its groups, and of what is made of them, in the same order"):
+        for word in (*words, "Every rank must make the same calls of its groups, and of the objects made with them, in the same order"):
             self.assertIn(word, result.stderr, f"{what} {backend}")
         with open(os.path.join(self.folder, "run", "report.json")) as file:
             return json.load(file)

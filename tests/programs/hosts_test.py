@@ -233,7 +233,7 @@ class TwoHosts(HostsTest):
             for rank in ranks:
                 output = rank.communicate(timeout=60)[0]
                 self.assertNotEqual(rank.returncode, 0)
-                self.assertIn("2 of 4 ranks are there, missing 2, 3", output)
+                self.assertIn("2 of 4 ranks had joined, missing rank 2, 3", output)
 
 
 class OneCommandTest(HostsTest):

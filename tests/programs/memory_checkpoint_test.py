@@ -163,8 +163,8 @@ class OverMachines(MemoryRun):
 
     def test_a_machine_that_is_started_again_is_sent_the_state(self):
         expected = [self.end(lines) for lines in self.train_on("straight", "a:1,b:2")]
-        for node, says in ((1, "the machines of ranks 1 do not hold the checkpoint in memory of step 16; that of rank 0 has sent it to them"),
-                           (0, "the machines of ranks 0 do not hold the checkpoint in memory of step 16; that of rank 1 has sent it to them")):
+        for node, says in ((1, "the machines of ranks 1 do not have the checkpoint in memory of step 16; that of rank 0 has sent it to them"),
+                           (0, "the machines of ranks 0 do not have the checkpoint in memory of step 16; that of rank 1 has sent it to them")):
             name = f"lost_{node}"
             self.lose_machine(name, "a:1,b:2", node, 17, 2, "--max-restarts", "1")
             logs = [self.log(name, rank) for rank in range(3)]

@@ -88,12 +88,12 @@ class Stacks(unittest.TestCase):
         _, ranks = self.run_of("sleep", 1000)
         stacks = self.stacks_that_keep(ranks["0"])
         began = time.monotonic()
-        self.assertEqual(stacks.stdout.readline(), "Each rank stands still while its stacks are read, one after the other, for 5 s at most.\n")
+        self.assertEqual(stacks.stdout.readline(), "Each rank is stopped while its stacks are read, one after the other, for 5 s at most.\n")
         self.assertTrue(eventually(lambda: status(ranks["1"], "TracerPid") != "0", 30))
         self.assertLess(time.monotonic() - began, 10)
         self.assertTrue(self.goes_on(ranks["0"], 5))
         said = stacks.communicate(timeout=60)[0]
-        self.assertEqual(said.count("stood still for 5 s, so it was let go before all stacks were read"), 2, said)
+        self.assertEqual(said.count("was stopped for 5 s, so it was released before all stacks were read"), 2, said)
         self.assertTrue(self.goes_on(ranks["1"], 5))
 
     def test_whoever_ends_the_command_lets_the_rank_go(self):
@@ -129,7 +129,7 @@ class Stacks(unittest.TestCase):
         self.assertLess(time.monotonic() - killed, 3, "the launcher did not hear of it")
         self.assertEqual(run.returncode, 41, output)
         self.assertIn("rank 0 of 2 failed first: killed by SIGKILL", output)
-        self.assertIn("the process has ended meanwhile", stacks.communicate(timeout=60)[0])
+        self.assertIn("the process has ended in the meantime", stacks.communicate(timeout=60)[0])
 
     def test_the_symbols_are_read_before(self):
         """Of a program with LibTorch; the functions of its own and of libraries are named."""

@@ -264,7 +264,7 @@ def lifetimes(rank, size):
     gc.collect()
     backward(model, 0, rank)
     equal_on_all_ranks([p.grad for p in model.parameters()])
-    raises(RuntimeError, "is attached to a Replica already", lockstep.attach, model)
+    raises(RuntimeError, "is already attached to a Replica", lockstep.attach, model)
     for plain in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         plain.zero_grad()
         backward(plain, rank, rank)  # would wait for the others
@@ -280,7 +280,7 @@ def lifetimes(rank, size):
     model = None
     gc.collect()
     assert replica.module is None
-    raises(RuntimeError, "the module that this replica was attached to is gone", replica.refresh)
+    raises(RuntimeError, "the module of this replica was destroyed", replica.refresh)
     replica = None
     gc.collect()
     (weight * rank).sum().backward()

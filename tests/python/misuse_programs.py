@@ -87,7 +87,7 @@ def other_reducers(rank, size):
     model = network()
     replica = lockstep.attach(model)
     for wrapped in (model, nn.Sequential(model), model[2], nn.ModuleList([nn.Linear(2, 2), model[5]])):
-        raises(RuntimeError, "averaged over the ranks by lockstep.attach() already", DistributedDataParallel, wrapped)
+        raises(RuntimeError, "already averaged over the ranks by lockstep.attach()", DistributedDataParallel, wrapped)
     ignored = nn.Sequential(model, nn.Linear(5, 5))  # a part of it is attached, and DistributedDataParallel leaves that part alone
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(ignored, [f"0.{name}" for name, _ in model.named_parameters()])
     both = DistributedDataParallel(ignored, broadcast_buffers=False)
@@ -97,7 +97,7 @@ def other_reducers(rank, size):
     wrapped = DistributedDataParallel(model)
     raises(TypeError, "is a DistributedDataParallel, which averages the gradients itself", lockstep.attach, wrapped)
     raises(TypeError, "its layer 1 is a DistributedDataParallel", lockstep.attach, nn.Sequential(nn.ReLU(), wrapped))
-    raises(RuntimeError, "are averaged by torch's DistributedDataParallel", lockstep.attach, model)
+    raises(RuntimeError, "are already averaged by torch's DistributedDataParallel", lockstep.attach, model)
     expected = mean_gradients(model, 0, size)
     model.zero_grad()
     backward(wrapped, 0, rank)

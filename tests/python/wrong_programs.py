@@ -37,14 +37,14 @@ def attached(group, model=None, **options):
 
 def a_layer_of_an_attached_module(rank, size, group):
     model, _ = attached(group)
-    raises(RuntimeError, "parameter weight is attached to a Replica already", lockstep.attach, model[0], group)
+    raises(RuntimeError, "parameter weight is already attached to a Replica", lockstep.attach, model[0], group)
 
 
 def a_module_that_shares_a_weight(rank, size, group):
     model, _ = attached(group)
     other = nn.Sequential(nn.Linear(20, 300))
     other[0].weight = model[0].weight
-    raises(RuntimeError, "parameter 0.weight is attached to a Replica already", lockstep.attach, other, group)
+    raises(RuntimeError, "parameter 0.weight is already attached to a Replica", lockstep.attach, other, group)
 
 
 def a_class_and_no_module(rank, size, group):
@@ -62,7 +62,7 @@ def no_rank_of_the_group(rank, size, group):
         model, replica = attached(first)
         assert (replica.rank, replica.world_size) == (0, 1)
     else:
-        raises(ValueError, "this process is no rank of the group", lockstep.attach, network(), first)
+        raises(ValueError, "this process is not a rank of the group", lockstep.attach, network(), first)
 
 
 def names_in_one_string(rank, size, group):
@@ -332,7 +332,7 @@ def a_step_without_backward(rank, size, group):
 def optimizers_that_are_not_known(rank, size, group):
     model, replica = attached(group)
     raises(TypeError, "not Adagrad", lambda: lockstep.ZeroRedundancyOptimizer(replica, torch.optim.Adagrad, lr=1e-2))
-    raises(TypeError, "given beside an optimizer",
+    raises(TypeError, "given together with an optimizer",
            lambda: lockstep.ZeroRedundancyOptimizer(replica, torch.optim.SGD(model.parameters(), 0.1), lr=0.1))
     raises(RuntimeError, "5.bias", lambda: lockstep.ZeroRedundancyOptimizer(replica, torch.optim.SGD(list(model.parameters())[:-1], 0.1)))
     raises(ValueError, "maximize", lambda: lockstep.ZeroRedundancyOptimizer(replica, torch.optim.SGD, lr=0.1, maximize=True))

@@ -276,7 +276,7 @@ TEST(RankPage, OfAnExceptionTheWordsTellWhetherItWasTheError) {
   victim->note_error(RankFailure::kStorage, -1, "cannot write y");
   EXPECT_EQ(victim->read(1).at_end().failure, RankFailure::kPeer) << "the first cause stays";
   const auto told = std::make_unique<RankPage>();
-  told->note_error(RankFailure::kPeer, 2, "rank 2 failed in what it does for all");
+  told->note_error(RankFailure::kPeer, 2, "rank 2 failed in the function that it runs for all");
   EXPECT_EQ(told->read(3).at_end().peer, 2);
   const auto long_winded = std::make_unique<RankPage>();
   long_winded->note_error(RankFailure::kLimit, -1, std::string(5000, 'x'));

@@ -44,7 +44,7 @@ TEST(DoctorHosts, TheDirectionThatAFirewallStopsIsNamed) {
   Json blocked = link(0, 2);
   blocked["high_cannot_reach_low"] = "timed out (10.0.0.1:4711)";
   const Lines expected = {
-      "node3 cannot connect to node1: timed out (10.0.0.1:4711); let TCP connections between them through their "
+      "node3 cannot connect to node1: timed out (10.0.0.1:4711); allow TCP connections between them in their "
       "firewalls, on all ports"};
   EXPECT_EQ(judge({link(0, 1), blocked, link(1, 2)}).broken, expected);
   // One that nothing passes has no rate, which is no slow link besides.
@@ -58,7 +58,7 @@ TEST(DoctorHosts, TheDirectionThatAFirewallStopsIsNamed) {
 }
 
 TEST(DoctorHosts, TheClockThatIsAheadIsNamed) {
-  const char* advice = "'s: times in their logs do not fit together; let NTP set both";
+  const char* advice = "'s, so times in their logs do not match; synchronise both by NTP";
   EXPECT_EQ(judge(Json::array({link(0, 1, 125e6, 125e6, 1.3)})).slow,
             Lines{std::string("node2 has a clock that is 1.3 s ahead of node1") + advice});
   EXPECT_EQ(judge(Json::array({link(0, 1, 125e6, 125e6, -90)})).slow,

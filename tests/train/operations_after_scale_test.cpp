@@ -35,9 +35,9 @@ struct Layers {
 };
 
 constexpr const char* kBeside =
-    "GradScaler: {all} added something without scale() to a loss that scale() had scaled, in 1 backward pass, ";
+    "GradScaler: {all} added a value without scale() to a loss that scale() had scaled, in 1 backward pass, ";
 constexpr const char* kCheckpointed =
-    "GradScaler: {all} gave checkpoint() what was computed from a loss that scale() had scaled, ";
+    "GradScaler: {all} gave checkpoint() a value that was computed from a loss that scale() had scaled, ";
 
 Programs of_layers() {
   return {

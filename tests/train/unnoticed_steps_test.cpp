@@ -188,8 +188,7 @@ Programs of_losses() {
         }};
   };
   constexpr const char* kTwo = "GradScaler: {all} ran a backward in which two GradScalers had scaled the loss, ";
-  constexpr const char* kBeside =
-      "GradScaler: {all} added something without scale() to a loss that scale() had scaled, ";
+  constexpr const char* kBeside = "GradScaler: {all} added a value without scale() to a loss that scale() had scaled, ";
   return {
       nonlinear("PowBackward0", [](const at::Tensor& t) { return t.pow(2); }),
       nonlinear("LogBackward0", [](const at::Tensor& t) { return (2 * t).log() + 1; }),
@@ -256,7 +255,7 @@ Programs of_losses() {
          s.scaler.step(s.optimizer);
        }},
       {"two_scalers_in_a_product",
-       "GradScaler: {all} gave scale() what was computed from a loss that scale() had scaled ",
+       "GradScaler: {all} gave scale() a value that was computed from a loss that scale() had scaled ",
        [](Side& s) {
          GradScaler other({.init_scale = 8});
          s.scaler.scale(other.scale(s.loss())).backward();
@@ -277,7 +276,7 @@ Programs of_losses() {
          one.step(own);
        }},
       {"scaled_twice_far_apart",
-       "GradScaler: {all} gave scale() what was computed from a loss that scale() had scaled ",
+       "GradScaler: {all} gave scale() a value that was computed from a loss that scale() had scaled ",
        [](Side& s) {
          at::Tensor loss = s.scaler.scale(s.loss());
          for (int i = 0; i < 100; ++i) loss = loss + 1;

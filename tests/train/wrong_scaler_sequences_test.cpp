@@ -123,7 +123,7 @@ Programs of_scales() {
          early.backward();
          s.scaler.unscale(s.optimizer);
        }},
-      {"used_after_it_was_moved", "GradScaler: it was moved from; use the one that it was moved to",
+      {"used_after_it_was_moved", "GradScaler: it was moved from; use the object that it was moved to",
        [](Side& s) {
          const GradScaler moved(std::move(s.scaler));
          s.scaler.scale(s.loss());

@@ -35,16 +35,16 @@ constexpr const char* kNone =
     "GradScaler: {all} ran backward without scale() since the last update(), so the gradients do not have the scale by "
     "which they would be divided. ";
 constexpr const char* kDisabled =
-    "GradScaler: {odd} made it with enabled = false, and {rest} with enabled = true, so gradients that have the scale ";
+    "GradScaler: {odd} made it with enabled = false, and {rest} with enabled = true, so gradients with the scale ";
 constexpr const char* kTwice =
-    "GradScaler: {all} gave scale() what was computed from a loss that scale() had scaled already, ";
-constexpr const char* kWaits = " while the gradients of 1 backward pass of accumulate() wait in .grad, ";
+    "GradScaler: {all} gave scale() a value that was computed from a loss that scale() had already scaled, ";
+constexpr const char* kWaits = " while the gradients of 1 backward pass of accumulate() wait in .grad and ";
 constexpr const char* kClipped =
-    "clip_grad_norm: the gradients still have the scale of a GradScaler, and so would their norm; call ";
+    "clip_grad_norm: the gradients still have the scale of a GradScaler, so their norm would have it, too; call ";
 constexpr const char* kBeside =
-    "GradScaler: {all} added something without scale() to a loss that scale() had scaled, in 1 backward pass, so ";
+    "GradScaler: {all} added a value without scale() to a loss that scale() had scaled, in 1 backward pass, so ";
 constexpr const char* kCleared =
-    "GradScaler: {odd} cleared gradients between backward() and the scaler's step, as zero_grad() does, and not the "
+    "GradScaler: {odd} cleared gradients between backward() and the scaler's step, as zero_grad() does, but not the "
     "same ";
 
 Programs of_passes() {
@@ -145,7 +145,7 @@ Programs of_passes() {
          s.scaler.step(s.optimizer);
        }},
       {"scaled_twice_on_one_rank",
-       "GradScaler: {odd} gave scale() what was computed from a loss that scale() had scaled already, ",
+       "GradScaler: {odd} gave scale() a value that was computed from a loss that scale() had already scaled, ",
        [](Side& s) {
          const at::Tensor loss = s.scaler.scale(s.loss());
          (s.odd ? s.scaler.scale(loss) : loss).backward();
@@ -285,8 +285,8 @@ Programs of_calls() {
          scaler.update();
        }},
       {"updated_without_anything",
-       "GradScaler: this rank called update() without a step() or unscale() since the last one (optimizer.step() is "
-       "none: ",
+       "GradScaler: this rank called update() without a step() or unscale() since the last update() (optimizer.step() "
+       "does not count: ",
        [](Side& s) { s.scaler.update(); }},
       {"skips_what_is_not_finite", "GradScaler: {all} set NonFinitePolicy::kSkip, which removes the gradients before ",
        [](Side& s) {

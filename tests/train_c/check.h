@@ -2,26 +2,9 @@
 #define LOCKSTEP_TESTS_TRAIN_C_CHECK_H
 
 #include <lockstep/train_c.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-/* Ends the program, with the place and what the library says. */
-#define CHECK(condition)                                                                      \
-  do {                                                                                        \
-    if (!(condition)) {                                                                       \
-      fprintf(stderr, "%s:%d: %s is false; last error: %s\n", __FILE__, __LINE__, #condition, \
-              lockstep_train_last_error());                                                   \
-      _Exit(3);                                                                               \
-    }                                                                                         \
-  } while (0)
-#define OK(call) CHECK((call) == LOCKSTEP_OK)
-/* The call is refused with this status, and the text has these words. */
-#define REFUSED(status, words, call)                             \
-  do {                                                           \
-    CHECK((call) == (status));                                   \
-    CHECK(strstr(lockstep_train_last_error(), (words)) != NULL); \
-  } while (0)
+#define LAST_ERROR lockstep_train_last_error
+#include "../support/c_check.h"
 
 /* The module net.pt of the folder takes [rows, 3] and returns [rows, 2], in float64. */
 #define CONFIGURATION                                                      \

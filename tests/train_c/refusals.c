@@ -26,7 +26,7 @@ void test_refusals(lockstep_train_world* world, const char* folder) {
   bad = good.input, bad.dtype = 99;
   STEP("inputs[0].dtype is 99", &bad, 1);
   bad = good.input, bad.shape = kBadShape;
-  STEP("sizes are not negative", &bad, 1);
+  STEP("sizes must not be negative", &bad, 1);
   bad = good.input, bad.shape = kHuge;
   STEP("more than memory can hold", &bad, 1);
   bad = good.input, bad.dtype = LOCKSTEP_INT64;
@@ -86,7 +86,7 @@ void test_files(lockstep_train_world* world, const char* folder) {
   snprintf(other, sizeof other, "%s/late", folder);
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "resume before its first step", lockstep_train_resume(model, other, NULL));
   OK(lockstep_train_save_checkpoint(model, other));
-  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "a model has one folder", lockstep_train_save_checkpoint(model, folder));
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "a model has only one folder", lockstep_train_save_checkpoint(model, folder));
 }
 
 void test_settings(lockstep_train_world* world, const char* folder) {
@@ -147,8 +147,8 @@ void test_handles(lockstep_train_world* world, const char* folder) {
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "world is null", lockstep_train_join(NULL, NULL));
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "the model is null", lockstep_train_steps(NULL, &steps));
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "steps is null", lockstep_train_steps(model, NULL));
-  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "this is no model", lockstep_train_steps((lockstep_train_model*)world, &steps));
-  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "this is no model", lockstep_train_steps((lockstep_train_model*)&steps, &steps));
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "this is not a model", lockstep_train_steps((lockstep_train_model*)world, &steps));
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "this is not a model", lockstep_train_steps((lockstep_train_model*)&steps, &steps));
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "parameters is null", lockstep_train_attach(world, NULL, NULL, 1, 0, &replica));
   OK(lockstep_train_free(model));
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "freed", lockstep_train_free(model));

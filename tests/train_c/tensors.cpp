@@ -68,7 +68,7 @@ void train(lockstep_train_world* world, int32_t when) {
       if (step == 0 && size > 1) CHECK(!at::allclose(trained.parameters[0].grad(), expected[0]));
       OK(lockstep_train_average(replica));
     } else {
-      REFUSED(LOCKSTEP_INVALID_ARGUMENT, "takes the mean in backward", lockstep_train_average(replica));
+      REFUSED(LOCKSTEP_INVALID_ARGUMENT, "averages in backward", lockstep_train_average(replica));
     }
     compare(trained.gradients(), expected);
     optimizer.step();
@@ -102,7 +102,7 @@ void refusals(lockstep_train_world* world) {
   pointers[1] = &undefined;
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "parameters[1] is an undefined tensor", attach(2, 0));
   pointers[1] = &frozen;
-  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "parameters[1] is float32 [2] and no leaf that requires", attach(2, 0));
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "parameters[1] is float32 [2], not a leaf that requires", attach(2, 0));
   if (lockstep_train_size(world) > 1) {
     const bool odd = lockstep_train_rank(world) == 1;
     pointers = trained.pointers;

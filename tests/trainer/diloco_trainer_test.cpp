@@ -5,6 +5,7 @@
 #include "checkpoint/failure.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
+#include "trainer/waves.h"
 
 // A Trainer whose machines train by themselves, against the same loop by hand: the same bits.
 
@@ -13,22 +14,9 @@ namespace {
 
 using testing::Engine;
 using testing::run_ranks;
+using testing::Waves;
 using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
-
-/// Points and what a fixed function makes of them.
-class Hills : public Dataset {
- public:
-  int64_t size() const override { return data_.size(0); }
-  Batch get(at::ArrayRef<int64_t> indices) const override {
-    const at::Tensor chosen = at::tensor(indices, at::kLong);
-    return {data_.index_select(0, chosen), target_.index_select(0, chosen)};
-  }
-
- private:
-  const at::Tensor data_ = at::sin(at::arange(64 * 4, at::kFloat) * 12.9898f).view({64, 4});
-  const at::Tensor target_ = data_.sum(1, true).mul(3).cos();
-};
 
 const Engine kMachines[] = {{2, "gloo", "ab"}, {4, "hierarchical", "aabb"}, {3, "hierarchical", "aab"}};
 const DiLoCoOptions kDiLoCo{.sync_every = 4, .fragments = 2, .overlap_steps = 1, .wire = Wire::kInt8};
@@ -40,7 +28,7 @@ torch::nn::Sequential make_net() {
 }
 std::string weights(torch::nn::Sequential& net) { return hash(state_dict(*net)); }
 DataLoader training_data(const Context& context) {
-  return {Hills(), context, {.batch_size = 3, .shuffle = true, .drop_last = true}};
+  return {Waves(64), context, {.batch_size = 3, .shuffle = true, .drop_last = true}};
 }
 
 std::string train(const Context& context, TrainerOptions options, int interrupt_after = -1) {
@@ -48,7 +36,7 @@ std::string train(const Context& context, TrainerOptions options, int interrupt_
   options.clip_grad_norm = 0.5;
   options.progress = false;
   options.schedule = [](int64_t steps) { return cosine_annealing_lr(steps); };
-  DataLoader data = training_data(context), test(Hills(), context, {.batch_size = 10, .exactly_once = true});
+  DataLoader data = training_data(context), test(Waves(64), context, {.batch_size = 10, .exactly_once = true});
   torch::nn::Sequential net = make_net();
   AdamW optimizer(net->parameters(), AdamWOptions(0.02));
   Trainer trainer(net.ptr(), optimizer, context, options);

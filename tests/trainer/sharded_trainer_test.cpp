@@ -8,6 +8,7 @@
 
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
+#include "trainer/waves.h"
 
 // The Trainer and the kit around it with an optimizer whose steps the ranks share out, against each rank stepping its
 // own copy by the same kernels: the same bits.
@@ -16,22 +17,9 @@ namespace lockstep::sharded_trainer_test {
 namespace {
 
 using testing::run_ranks;
+using testing::Waves;
 using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
-
-/// Points and what a fixed function makes of them.
-class Waves : public Dataset {
- public:
-  int64_t size() const override { return data_.size(0); }
-  Batch get(at::ArrayRef<int64_t> indices) const override {
-    const at::Tensor chosen = at::tensor(indices, at::kLong);
-    return {data_.index_select(0, chosen), target_.index_select(0, chosen)};
-  }
-
- private:
-  const at::Tensor data_ = at::sin(at::arange(50 * 4, at::kFloat) * 12.9898f).view({50, 4});
-  const at::Tensor target_ = data_.sum(1, true).mul(3).cos();
-};
 
 enum class Sharing { kAlone, kCopies, kShared };
 
@@ -47,8 +35,8 @@ Result train(const Context& context, Sharing sharing, TrainerOptions options) {
   options.clip_grad_norm = 0.05;
   options.score = "error";
   options.schedule = [](int64_t steps) { return warm_up(2, cosine_annealing_lr(steps)); };
-  DataLoader data(Waves(), context, {.batch_size = 4, .shuffle = true, .drop_last = true});
-  DataLoader test(Waves(), context, {.batch_size = 10, .exactly_once = true});
+  DataLoader data(Waves(50), context, {.batch_size = 4, .shuffle = true, .drop_last = true});
+  DataLoader test(Waves(50), context, {.batch_size = 10, .exactly_once = true});
   torch::manual_seed(7 + static_cast<uint64_t>(context.rank()));
   torch::nn::Sequential net(torch::nn::Linear(4, 16), torch::nn::Tanh(), torch::nn::Linear(16, 1));
   DistributedDataParallel model(net, context);

@@ -494,7 +494,7 @@ TEST_P(TrainerTest, OptionsThatDifferAreNamedOnAllRanks) {
     };
     const auto expect_named = [&](const TrainerOptions& others, const TrainerOptions& mine, const std::string& part) {
       const std::string text = refused(others, mine);
-      EXPECT_NE(text.find("ranks train by different options: option"), std::string::npos) << part << text;
+      EXPECT_NE(text.find("ranks have different options: option"), std::string::npos) << part << text;
       EXPECT_NE(text.find(part), std::string::npos) << part << text;
       EXPECT_NE(text.find("on rank " + std::to_string(context.world_size() - 1)), std::string::npos) << text;
     };

@@ -147,7 +147,8 @@ Programs of_metrics() {
        [](Wrong& w) {
          w.metrics.add("a", Mean()).update(1.0);
          if (w.odd) return w.metrics.reduce_failed(w.context.group());
-         EXPECT_NE(failure([&] { w.reduce(); }).find("failed before; its own message says why"), std::string::npos);
+         EXPECT_NE(failure([&] { w.reduce(); }).find("failed before; see its own message for the reason"),
+                   std::string::npos);
        }},
       {"mean_of_an_undefined_tensor", "Mean: the value is an undefined tensor",
        [](Wrong& w) { w.metrics.add("a", Mean()).update(at::Tensor()); }},
@@ -199,7 +200,7 @@ Programs of_metrics() {
          w.metrics.add("a", Accuracy({.top_k = 4})).update(at::ones({2, 3}), at::zeros({2}, at::kLong));
        }},
       {"fewer_numbers_than_none", "Metric: it has -1 numbers", [](Wrong& w) { w.metrics.add("a", Histogram(-1)); }},
-      {"the_same_name_twice", "Metrics: `a` is there already",
+      {"the_same_name_twice", "Metrics: `a` was already added",
        [](Wrong& w) { w.metrics.add("a", Mean()), w.metrics.add("a", Perplexity()); }},
       {"uneven_counts", "",
        [](Wrong& w) {
@@ -224,19 +225,19 @@ Programs of_averages() {
   };
   const std::string is_not = "Ema::update(): `";
   return {
-      {"layer_added_before_the_first_update", is_not + "2.weight` is not what it was when the Ema was made",
+      {"layer_added_before_the_first_update", is_not + "2.weight` has changed since when the Ema was made",
        edit([](auto& net) { net->push_back(torch::nn::Linear(1, 1)); }, 0)},
-      {"layer_added_after_an_update", is_not + "2.weight` is not what it was when the Ema was made",
+      {"layer_added_after_an_update", is_not + "2.weight` has changed since when the Ema was made",
        edit([](auto& net) { net->push_back(torch::nn::Linear(1, 1)); }, 1)},
-      {"layer_replaced_after_updates", is_not + "1.weight` is not what it was when the Ema was made",
+      {"layer_replaced_after_updates", is_not + "1.weight` has changed since when the Ema was made",
        edit([](auto& net) { net->replace_module("1", torch::nn::Linear(2, 1).ptr()); }, 4)},
       {"layer_removed_after_updates", "Ema::update(): the module no longer has `1.bias`",
        edit([](auto& net) { net->unregister_module("1"); }, 4)},
-      {"parameter_added_to_a_layer", is_not + "1.scale` is not what it was",
+      {"parameter_added_to_a_layer", is_not + "1.scale` has changed since",
        edit([](auto& net) { net->ptr(1)->register_parameter("scale", at::ones({1})); }, 2)},
-      {"buffer_added", is_not + "0.seen` is not what it was",
+      {"buffer_added", is_not + "0.seen` has changed since",
        edit([](auto& net) { net->ptr(0)->register_buffer("seen", at::zeros({1})); }, 2)},
-      {"in_a_large_model", is_not + "300.weight` is not what it was",
+      {"in_a_large_model", is_not + "300.weight` has changed since",
        [](Wrong&) {
          torch::nn::Sequential large;
          for (int i = 0; i < 300; ++i) large->push_back(torch::nn::Linear(1, 1));
@@ -300,7 +301,7 @@ Programs of_averages() {
       {"loads_a_name_that_there_is_not", refused("unknown: 7.bias"),
        [](Wrong& w) { w.trained(), w.load("7.bias", at::ones({4})); }},
       {"loads_an_expanded_tensor", "", [](Wrong& w) { w.trained(), w.load("0.bias", at::ones({1}).expand({2})); }},
-      {"loads_other_decays", "the state has averages of the decays [0.9], not of [0.5]",
+      {"loads_other_decays", "the state has averages with the decays [0.9], not of [0.5]",
        [](Wrong& w) { w.load_state(Ema(*w.net, {.decays = {0.9}}).state_dict()); }},
       {"loads_updates_below_zero", "the state of the averages has no number of `updates`",
        [](Wrong& w) {
@@ -316,7 +317,7 @@ Programs of_averages() {
          state.insert_or_assign(std::string("averages"), c10::impl::GenericList(c10::AnyType::get()));
          w.load_state(state);
        }},
-      {"loads_texts", "a dictionary of tensors is needed, this is a String",
+      {"loads_texts", "expected a dictionary of tensors, found a String",
        [](Wrong& w) {
          auto state = w.state();
          c10::impl::GenericList list(c10::AnyType::get());

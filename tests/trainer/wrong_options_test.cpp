@@ -108,7 +108,7 @@ using Programs = std::vector<TabledProgram<Wrong>>;
 
 /// "option 3 is `accumulate: 1` on rank 0 and `accumulate: 2` on rank 1".
 std::string differ(const std::string& rest, const std::string& odd) {
-  return "Trainer::fit(): ranks train by different options: option  ... `" + rest + " ... ` on {rest} and `" + odd +
+  return "Trainer::fit(): ranks have different options: option  ... `" + rest + " ... ` on {rest} and `" + odd +
          " ... ` on {odd}";
 }
 
@@ -168,8 +168,7 @@ Programs of_options() {
       {"clips_to_below_zero", "Trainer: clip_grad_norm is -1", [](Wrong& w) { w.fit({.clip_grad_norm = -1}); }},
       {"checkpoints_to_keep",
        "ranks have different CheckpointerOptions: option 3 is `keep_last: 1` on {rest} and `keep_last: 2` on {odd}. "
-       "Ranks "
-       "save together, so every rank must give the same ones",
+       "Ranks save together, so every rank must give the same ones",
        [](Wrong& w) {
          const auto with = [&](int keep) {
            return TrainerOptions{.folder = w.folder,

@@ -188,7 +188,7 @@ Programs of_parts() {
       {"bool_for_a_number", refuses("a Bool"), load(true, to_int)},
       {"ones_own_words", cannot_resume("`part`: the checkpoint has a Int here ... this is too old"),
        load(int64_t{3}, [](const auto&) { throw std::runtime_error("this is too old"); })},
-      {"an_error_of_the_library", cannot_resume("`part`: a dictionary of tensors is needed, this is a Int"),
+      {"an_error_of_the_library", cannot_resume("`part`: expected a dictionary of tensors, found a Int"),
        load(int64_t{3}, [](const auto& state) { (void)to_state_dict(state); })},
       {"of_each_rank", refuses("a String"),
        [=](Wrong& w) {
@@ -235,7 +235,7 @@ Programs of_parts() {
          };
          w.save([&](Checkpointer& to) { to.add("part", {.save = throws, .load = [](const auto&) {}}); });
        }},
-      {"averages_in_a_list", " ... has averaged weights now, which a run would go on from",
+      {"averages_in_a_list", " ... holds averaged weights now, and a resumed run would continue from them",
        [](Wrong& w) {
          Ema ema(*w.net);
          const auto guard = ema.averaged_weights();
@@ -256,7 +256,7 @@ Programs of_states() {
   };
   const auto adam_refuses = [](const std::string& what) { return "the state does not fit the optimizer ... " + what; };
   const auto loader = [](const std::string& what) {
-    return cannot_resume("`loader`: the checkpoint is from a DataLoader " + what);
+    return cannot_resume("`loader`: the checkpoint was saved by a DataLoader " + what);
   };
   return {
       {"dataset_size", loader("whose dataset_size was 24, not 30"), [](Wrong& w) { w.loaders({}, {}, 24, 30); }},
@@ -312,14 +312,14 @@ Programs of_states() {
          w.save([&](Checkpointer& to) { to.add("schedule", first); });
          w.resume([&](Checkpointer& to) { to.add("schedule", second); });
        }},
-      {"decays", cannot_resume("`ema`: the state has averages of the decays [0.9], not of [0.99]"),
+      {"decays", cannot_resume("`ema`: the state has averages with the decays [0.9], not of [0.99]"),
        [](Wrong& w) {
          Ema first(*w.net, {.decays = {0.9}}), second(*w.net, {.decays = {0.99}});
          w.save([&](Checkpointer& to) { to.add("ema", first); });
          w.resume([&](Checkpointer& to) { to.add("ema", second); });
        }},
       {"averages_that_differ_by_rank",
-       "the state of step 1 cannot be saved: ema.averages.0.weight on {odd} is not what",
+       "the state of step 1 cannot be saved: ema.averages.0.weight on {odd} differs from that on",
        [](Wrong& w) {
          Ema ema(*w.net, {.decays = {0.9}});
          at::NoGradGuard(), w.net->weight.add_(w.odd ? 2 : 1);
@@ -346,7 +346,7 @@ Programs of_states() {
 Programs of_memory() {
   const auto not_what = [](const std::string& what) {
     return "a checkpoint in memory holds one state for all ranks, so it must be the same on all of them: " + what +
-           " on {odd} is not what it is on {rest}. Add a part that may differ with";
+           " on {odd} differs from that on {rest}. If ranks may differ in a part, add it with";
   };
   const std::string cannot = "the state of step 2 cannot be saved to memory: ";
   const auto steps = [](int64_t rest, int64_t odd, int64_t every, bool after_one) {
@@ -427,7 +427,7 @@ Programs of_memory() {
          checkpointer.add("part", {.save = throws, .load = [](const auto&) {}});
          checkpointer.step(1);
        }},
-      {"averages_in_place_on_one_rank", cannot + " ... has averaged weights now ... (on {odd})",
+      {"averages_in_place_on_one_rank", cannot + " ... holds averaged weights now ... (on {odd})",
        [](Wrong& w) {
          DistributedDataParallel model(w.net, w.context);
          Ema ema(*w.net);

@@ -96,7 +96,7 @@ Schedule momentum_at(int64_t at, double momentum) {
 Schedule one_cycle(int64_t steps = 100) { return one_cycle_lr({.total_steps = steps}); }
 
 Programs of_two_schedulers() {
-  const std::string since = "LRScheduler: another LRScheduler was made for this optimizer since ... sequential_lr()";
+  const std::string since = "LRScheduler: another LRScheduler was made for this optimizer later ... sequential_lr()";
   const std::string changed =
       "LRScheduler: another LRScheduler has set the learning rates ... sequential_lr() or warm_up()";
   return {
@@ -142,7 +142,7 @@ Programs of_two_schedulers() {
          LRScheduler first(w.sgd(), warm_up(5, step_lr(3)));
          w.fit({.schedule = [](int64_t) { return step_lr(3); }});
        }},
-      {"beside_the_trainers_on_one_rank", "Trainer::fit(): ranks train by different options ... lr: ... {odd}",
+      {"beside_the_trainers_on_one_rank", "Trainer::fit(): ranks have different options ... lr: ... {odd}",
        [](Wrong& w) {
          w.sgd();
          if (w.odd) w.schedule(warm_up(5, step_lr(3)));
@@ -227,7 +227,7 @@ Programs of_momentum() {
        }},
       {"in_the_trainer", "Trainer::fit(): the schedule varies the momentum, but group 0 ... (on {all})",
        [](Wrong& w) { w.sgd(0), w.fit({.schedule = [](int64_t steps) { return one_cycle(steps); }}); }},
-      {"on_one_rank_in_the_trainer", "Trainer::fit(): ranks train by different options ... momentum",
+      {"on_one_rank_in_the_trainer", "Trainer::fit(): ranks have different options ... momentum",
        [](Wrong& w) { w.sgd(w.odd ? 0 : 0.9), w.fit({.schedule = [](int64_t steps) { return one_cycle(steps); }}); }},
       {"the_second_group_has_none", "the schedule varies the momentum, but group 1 ",
        [](Wrong& w) {
@@ -350,14 +350,14 @@ Programs of_rates() {
        [](Wrong& w) { w.sgd(), w.fit({.epochs = 3, .schedule = [](int64_t) { return one_cycle(2); }}); }},
       {"nan_in_the_trainer", is("nan", "2 steps"),
        [](Wrong& w) { w.sgd(), w.fit({.schedule = [](int64_t) { return rate_at(2, kNaN); }}); }},
-      {"nan_in_the_trainer_on_one_rank", "Trainer::fit(): ranks train by different options ... schedule at step 2",
+      {"nan_in_the_trainer_on_one_rank", "Trainer::fit(): ranks have different options ... schedule at step 2",
        [](Wrong& w) { w.sgd(), w.fit({.schedule = [&](int64_t) { return rate_at(2, w.odd ? kNaN : 0.1); }}); }},
       {"no_rate_in_the_trainer", "Trainer::fit(): the schedule has no rate function (on {all})",
        [](Wrong& w) { w.sgd(), w.fit({.schedule = [](int64_t) { return Schedule{}; }}); }},
       {"a_schedule_that_cannot_be_made_on_one_rank",
        "Trainer::fit(): step_lr: step_size must be above 0, not 0 (on {odd})",
        [](Wrong& w) { w.sgd(), w.fit({.schedule = [&](int64_t) { return step_lr(w.odd ? 0 : 3); }}); }},
-      {"momentum_of_schedules_differs", "Trainer::fit(): ranks train by different options ... , momentum: ",
+      {"momentum_of_schedules_differs", "Trainer::fit(): ranks have different options ... , momentum: ",
        [](Wrong& w) { w.sgd(), w.fit({.schedule = [&](int64_t) { return momentum_at(1, w.odd ? 0.8 : 0.9); }}); }},
       {"no_rate_in_a_sequence", "sequential_lr: a schedule has no rate function",
        [](Wrong& w) {

@@ -72,7 +72,7 @@ TEST_P(WrongTrainings, LoadersThatDifferAreNamedOnAllRanks) {
       return failure(
           [&] { trainer.fit(loader, [&](Batch& batch) { return torch::mse_loss(net(batch.data), batch.target); }); });
     };
-    const std::string rank = " on rank " + std::to_string(context.world_size() - 1) + " is not what it is on rank";
+    const std::string rank = " on rank " + std::to_string(context.world_size() - 1) + " differs from that on rank";
     const auto expect_named = [&](int64_t samples, const DataLoaderOptions& options, const std::string& part) {
       for (const bool evaluates : {false, true}) {
         DataLoaderOptions mine = options;

@@ -18,8 +18,8 @@ void ByteSource::refuse(const std::string& what) const {
 
 void ByteSource::read(uint64_t offset, void* to, uint64_t count) const {
   if (offset > size_ || count > size_ - offset)
-    refuse("bytes " + std::to_string(offset) + " to " + std::to_string(offset + count) + " are asked for, but it has " +
-           std::to_string(size_));
+    refuse("bytes " + std::to_string(offset) + " to " + std::to_string(offset + count) +
+           " were requested, but it has " + std::to_string(size_));
   if (count > 0) copy(offset, static_cast<char*>(to), count);
 }
 

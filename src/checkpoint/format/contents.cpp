@@ -33,7 +33,7 @@ std::string text_of(const PickleTree& tree, const Node& node) {
     case NodeKind::kBytes:
       return std::string(node.text);
     default:
-      throw RefusedInput("something in it is not data");
+      throw RefusedInput("it contains something other than data");
   }
 }
 
@@ -102,7 +102,7 @@ void Contents::list_pt(Repeated repeated) {
     std::vector<Leaf> leaves = leaves_of(tree);
     if (const std::string* name = name_given_twice(leaves)) {
       if (repeated == Repeated::kRefused)
-        throw RefusedInput("two things in it are called `" + *name + "` when keys are joined by dots");
+        throw RefusedInput("two of its entries are called `" + *name + "` when keys are joined by dots");
       number_names(leaves);
     }
     for (Leaf& leaf : leaves) {
@@ -158,7 +158,7 @@ void Contents::read(size_t tensor, const std::function<void(const char*, uint64_
   const PickledTensor& pickled = *pickled_[tensor];
   const TurnedSigns signs(pickled);
   if (!signs.possible())
-    source_.refuse("`" + entry.name + "` is kept as the negative of its values, which are " + pickled.dtype->name +
+    source_.refuse("`" + entry.name + "` is stored negated, and its values are " + pickled.dtype->name +
                    "; resolve it in Python first (tensor.resolve_neg())");
   if (!signs.any()) return for_each_run(pt_->tree(), pickled, memory_.data(), take);
   for_each_run(pt_->tree(), pickled, memory_.data(), [&](const char* bytes, uint64_t size) {

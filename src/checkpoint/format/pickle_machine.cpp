@@ -28,7 +28,8 @@ NodeId PickleMachine::push_new(NodeKind kind) {
 }
 
 NodeId PickleMachine::top() const {
-  if (stack_.empty() || at(stack_.back()).kind == NodeKind::kMark) refuse("it takes more from its stack than is there");
+  if (stack_.empty() || at(stack_.back()).kind == NodeKind::kMark)
+    refuse("it pops more from its stack than it has pushed");
   return stack_.back();
 }
 
@@ -41,7 +42,7 @@ NodeId PickleMachine::pop() {
 std::vector<NodeId> PickleMachine::pop_to_mark() {
   size_t first = stack_.size();
   while (first > 0 && at(stack_[first - 1]).kind != NodeKind::kMark) --first;
-  if (first == 0) refuse("it goes back to a mark that it did not set");
+  if (first == 0) refuse("it refers to a mark that it did not set");
   std::vector<NodeId> items(stack_.begin() + static_cast<ptrdiff_t>(first), stack_.end());
   stack_.resize(first - 1);
   return items;
@@ -63,7 +64,7 @@ void PickleMachine::recall(uint64_t place) {
 }
 
 const Node& PickleMachine::expect(NodeId id, NodeKind kind, const char* what) const {
-  if (at(id).kind != kind) refuse(std::string("it has something else where it needs ") + what);
+  if (at(id).kind != kind) refuse(std::string("it has another object in place of ") + what);
   return at(id);
 }
 
@@ -126,7 +127,7 @@ void PickleMachine::load_storage() {
   const std::vector<NodeId> words = expect(pop(), NodeKind::kTuple, "the address of a storage").items;
   expect_arguments(words, 5, 6, "the address of a storage");
   if (expect(words[0], NodeKind::kText, "the word storage").text != "storage")
-    refuse("it refers to something outside that is not a storage");
+    refuse("it refers to an outside object that is not a storage");
   const Global type = global_at(words[1]);
   if (type != Global::kTypedStorage && type != Global::kUntypedStorage) refuse("a storage has no known type");
   const Dtype* dtype = type == Global::kTypedStorage ? dtype_of_storage(at(words[1]).text) : nullptr;
@@ -373,7 +374,7 @@ void PickleMachine::build() {
       return;
     }
     default:
-      refuse("it sets attributes of something that has none");
+      refuse("it sets attributes of an object that has none");
   }
 }
 

@@ -102,7 +102,7 @@ void ZipWriter::append(const void* data, uint64_t size, bool with_checksum) {
 void ZipWriter::end() {
   const Entry& entry = entries_.back();
   if (open_bytes_ != entry.bytes)
-    throw std::logic_error("ZipWriter: an entry does not have the size it was started with");
+    throw std::logic_error("ZipWriter: an entry has another size than it was started with");
   position_ += open_bytes_;
   combined_ = (combined_ ^ entry.crc) * 0x100000001b3 + entry.bytes;
   Record descriptor(record_);

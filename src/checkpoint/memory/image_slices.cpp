@@ -93,7 +93,7 @@ ImageSlices ImageSlices::decode(std::string_view text) {
     end = storage.end();
     storages.push_back(std::move(storage));
   }
-  if (!stream.eof()) throw Error("the slices of a checkpoint in memory are described wrongly");
+  if (!stream.eof()) throw Error("the description of the slices of a checkpoint in memory is invalid");
   return ImageSlices(std::move(storages));
 }
 

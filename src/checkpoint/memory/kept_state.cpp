@@ -49,7 +49,7 @@ class LeftMemory final : public SlotMemory {
       bytes -= static_cast<uint64_t>(done);
     }
   }
-  void store(uint64_t, uint64_t) override { throw Error("the memory of a run that has ended is only read"); }
+  void store(uint64_t, uint64_t) override { throw Error("the memory of a run that has ended is read-only"); }
   void write(uint64_t, const void*, uint64_t) override { store(0, 0); }
 
  private:
@@ -110,7 +110,7 @@ class Collector {
 };
 
 void Collector::add(const OpenImage& from, const Node& node, int depth) {
-  if (depth > kDeepest) throw Error("a state in memory is nested too deep");
+  if (depth > kDeepest) throw Error("a state in memory is nested too deeply");
   const PickleTree& tree = from.tree();
   const auto add_items = [&] {
     for (const NodeId item : node.items) add(from, tree[item], depth + 1);
@@ -141,7 +141,7 @@ void Collector::add(const OpenImage& from, const Node& node, int depth) {
     case NodeKind::kTensor:
       return add_tensor(from, tree.tensors[static_cast<size_t>(node.integer)]);
     default:
-      throw Error("a state in memory has something that no Checkpointer writes");
+      throw Error("a state in memory contains an object that no Checkpointer writes");
   }
 }
 
@@ -237,9 +237,9 @@ class State {
     const auto open = [&](const std::string& what, uint64_t offset, uint64_t bytes) {
       images_.emplace_back("the state in memory of step " + std::to_string(step_) + ", " + what, memory, offset, bytes);
     };
-    open("what ranks have in common", StateMemory::common_at(slot.slot), slot.header.common_bytes);
+    open("the part that ranks share", StateMemory::common_at(slot.slot), slot.header.common_bytes);
     for (int rank = 0; rank < slot.world_size(); ++rank)
-      open("what rank " + std::to_string(rank) + " had", StateMemory::own_at(slot.slot, rank),
+      open("the part of rank " + std::to_string(rank), StateMemory::own_at(slot.slot, rank),
            slot.own_bytes[static_cast<size_t>(rank)]);
   }
 
@@ -268,10 +268,11 @@ void check_slices(const WholeSlot& slot) {
   std::string ranks;
   for (size_t rank = 0; rank < slot.sliced.size(); ++rank)
     if (slot.sliced[rank]) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-  throw Error("this machine holds the slices of " + (ranks.empty() ? "no rank" : "ranks " + ranks + " alone") +
-              ", of " + std::to_string(slot.world_size()) +
-              ", and a checkpoint is written by one machine. The next run resumes the newest on disk, so save there as "
-              "well (every_minutes)");
+  throw Error(
+      "this machine holds the slices of " + (ranks.empty() ? "no rank" : "ranks " + ranks + " alone") + ", of " +
+      std::to_string(slot.world_size()) +
+      ", and one machine writes a checkpoint. The next run resumes the newest checkpoint on disk, so save there as "
+      "well (every_minutes)");
 }
 
 /// Empty: it cannot be read, and `problem` says why.
@@ -337,9 +338,10 @@ KeptState keep_state(int memory, const std::string& other_folder, bool is_sound)
       if (!state) continue;
       kept.step = slot.header.step;
       const std::string folder = place_of(left, slot.header.owner);
-      if (folder.empty()) kept.problem = "it is not known where its Checkpointer saves";
+      if (folder.empty()) kept.problem = "its Checkpointer has not named a folder yet";
       if (!is_sound)
-        kept.problem = "the replicas had diverged or a value was not finite, so look at it before you resume it";
+        kept.problem =
+            "the replicas had diverged or a value was not finite, so inspect the state before you resume from it";
       if (is_sound && !folder.empty() && keep_in(folder, *state, kept)) return kept;
       if (!other_folder.empty()) keep_in(other_folder, *state, kept);
       return kept;

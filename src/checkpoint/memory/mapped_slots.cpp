@@ -31,7 +31,7 @@ std::string mebibytes(uint64_t bytes) { return std::to_string((bytes + (1 << 20)
 
 MappedSlots::MappedSlots(int fd) : fd_(fd), fork_generation_(lockstep::fork_generation()) {
   if (!StateMemory::is(fd))
-    throw Error("the launcher's memory for states is not under descriptor " + std::to_string(fd));
+    throw Error("the launcher's memory for states is not open as descriptor " + std::to_string(fd));
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   records_ = map(0, StateMemory::kRecordsBytes);
 }
@@ -117,7 +117,7 @@ void MappedSlots::commit(uint64_t begin, uint64_t end) const {
                      mebibytes(available_memory_bytes()) + " are available (" + why + ")");
   };
   // The kernel would kill a process rather than refuse, so check first. Memory already committed costs nothing.
-  if (end - begin > available_memory_bytes() + committed_bytes()) refuse("the machine or its cgroup holds no more");
+  if (end - begin > available_memory_bytes() + committed_bytes()) refuse("the limit of the machine or its cgroup");
   int result;
   do {
     result = ::fallocate(fd_, 0, static_cast<off_t>(begin), static_cast<off_t>(end - begin));

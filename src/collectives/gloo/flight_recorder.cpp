@@ -116,7 +116,7 @@ std::string FlightRecorder::positions(const Dumps& dumps) {
   std::vector<std::string> places;
   for (const auto& dump : dumps) {
     if (!dump)
-      places.emplace_back("reported nothing: it has ended, or does something else");
+      places.emplace_back("reported nothing: it has ended or is doing something else");
     else
       places.push_back((dump->state == Dump::State::kWaits    ? "last seen waiting in operation "
                         : dump->state == Dump::State::kFailed ? "failed in operation "
@@ -147,13 +147,13 @@ std::string FlightRecorder::departure(const Dumps& dumps, const Entry& entry) co
     if (!dump || dump->state != Dump::State::kLeft) continue;
     const bool left_it = dump->unfinished != 0 && dump->unfinished <= entry.number && entry.number <= dump->now.number;
     if (dump->now.number >= entry.number && !left_it) continue;
-    const std::string last = dump->now.number == 0 ? "it had not entered any operation"
-                                                   : "the last operation it entered was operation " +
+    const std::string last = dump->now.number == 0 ? "it had not started any operation"
+                                                   : "the last operation it started was operation " +
                                                          std::to_string(dump->now.number) + ", " + dump->now.shown();
     const std::string text = "rank " + std::to_string(rank) + " has already left the group, but rank " +
                              std::to_string(rank_) + " called operation " + std::to_string(entry.number) + ", " +
                              entry.shown() + "; " + last +
-                             (left_it ? ", for which it did not wait. Wait for every Work before the group is left."
+                             (left_it ? ", for which it did not wait. Wait for every Work before you leave the group."
                                       : ". All ranks must call the same operations.");
     own_page().fail(RankFailure::kPeer, dump->launched, text);
     return text;

@@ -314,7 +314,8 @@ void close_port(const DataPort& port, const c10::intrusive_ptr<c10d::Store>& sto
   const Strangers strangers = port.close(made);
   for (const Connection& one : strangers.shut_down)
     TORCH_WARN(one.from, " had connected to the data port ", one.to, " of rank ", rank,
-               " and is no rank; it was shut down. If it had taken a rank's place, the group's operations fail");
+               " and is not a rank; the connection was shut down. If it took a rank's place, the group's operations "
+               "will fail");
   if (!strangers.untold.empty())
     TORCH_WARN("the network translates addresses between the ranks, so rank ", rank,
                " cannot tell strangers from ranks among the ", strangers.untold.size(),

@@ -133,7 +133,7 @@ void Engine::carry_out(const shm::Request& request, std::chrono::milliseconds ti
                        uint32_t tag) {
   {
     const MutexLock lock(mutex_);
-    if (!failure_.empty()) throw Error("an earlier operation has ended the group: " + failure_);
+    if (!failure_.empty()) throw Error("an earlier operation ended the group: " + failure_);
     watched_ = &entry;
   }
   const OperationLabel label(entry.purpose);  // for the ranks of this machine

@@ -150,7 +150,7 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
          .output = &failed});
     if (failed == 0) return memory;
     throw LimitError(failure.empty()
-                         ? "memory for the ranks of a machine together: another machine has not enough for " +
+                         ? "memory for the ranks of a machine together: another machine has too little for " +
                                std::to_string(elements) + " elements"
                          : failure);
   }
@@ -200,7 +200,7 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
         message);
   }
   WorkPtr recvAnysource(Tensors&, int) override {
-    TORCH_CHECK(false, "recv from any rank: ranks of several machines can only receive from a rank that they name");
+    TORCH_CHECK(false, "recv from any rank: ranks on several machines can receive only from a rank that they name");
   }
 
  protected:

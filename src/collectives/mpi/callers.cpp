@@ -10,8 +10,8 @@ void Callers::require(const char* operation) const {
     throw Error(std::string(operation) + " on rank " + std::to_string(rank_) +
                 ": MPI has been finalized; let the Context's scope end before MPI_Finalize()");
   throw Error(std::string(operation) + " on rank " + std::to_string(rank_) + " was called by a thread that must not " +
-              "call MPI: the program asked MPI for " + port_.thread_level() +
-              ", so only the thread that made the Context may communicate. Call it there, or initialize MPI by "
+              "call MPI: the program initialized MPI with " + port_.thread_level() +
+              ", so only the thread that made the Context may communicate. Call it there, or initialize MPI with "
               "MPI_Init_thread(..., MPI_THREAD_MULTIPLE, ...)");
 }
 

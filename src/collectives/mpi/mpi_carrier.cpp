@@ -38,7 +38,7 @@ class MpiWork final : public c10d::Work {
       const auto now = Clock::now();
       if (!reason.empty() && now - hopeless.value_or(now) >= kGrace) stop(reason);
       if (!reason.empty() && !hopeless) hopeless = now;
-      if (now - since >= timeout) stop("it did not come within " + std::to_string(timeout.count() / 1000.0) + " s");
+      if (now - since >= timeout) stop("it did not arrive within " + std::to_string(timeout.count() / 1000.0) + " s");
     }
     if (!isSuccess()) throw Error(message_->error);
     return true;

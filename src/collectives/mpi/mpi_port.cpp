@@ -201,8 +201,8 @@ int thread_level() {
   MPI_Is_thread_main(&is_main);
   if (level < MPI_THREAD_SERIALIZED && !is_main)
     throw Error(
-        "mpi_context() was called by another thread than the one that initialized MPI, which is the only one "
-        "that may call it; call it there, or initialize MPI by MPI_Init_thread(..., MPI_THREAD_MULTIPLE, ...)");
+        "mpi_context() was called by a thread other than the one that initialized MPI, which alone may call it; call "
+        "it there, or initialize MPI with MPI_Init_thread(..., MPI_THREAD_MULTIPLE, ...)");
   return level;
 }
 
@@ -228,8 +228,8 @@ std::unique_ptr<Port> open_port(MPI_Comm communicator, std::chrono::milliseconds
   const Deadline deadline(timeout);
   if (!meet(communicator, deadline))
     throw Error("after " + std::to_string(timeout.count() / 1000) +
-                " s not all ranks of the communicator have called mpi_context(); all of them must, or raise "
-                "LOCKSTEP_JOIN_TIMEOUT_S if they come late");
+                " s some ranks of the communicator have not called mpi_context(); call it on every rank, or raise "
+                "LOCKSTEP_JOIN_TIMEOUT_S if they start slowly");
   MPI_Comm duplicate;
   check(MPI_Comm_dup(communicator, &duplicate), "MPI_Comm_dup");
   if (!meet(communicator, deadline)) throw Error("a rank was lost while MPI_Comm_dup duplicated the communicator");

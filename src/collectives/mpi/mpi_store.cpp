@@ -31,7 +31,7 @@ bool MpiStore::check(const std::vector<std::string>& keys) {
 void MpiStore::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
   const Deadline deadline(timeout);
   for (const auto since = Clock::now(); !check(keys); pump_->make(since))
-    if (deadline.passed()) throw Error("not all ranks have come within " + std::to_string(timeout.count()) + " ms");
+    if (deadline.passed()) throw Error("some ranks did not arrive within " + std::to_string(timeout.count()) + " ms");
 }
 
 }  // namespace lockstep::mpi_engine

@@ -61,7 +61,7 @@ ImageFolder::ImageFolder(const std::filesystem::path& root, ImageFolderOptions o
     const float mean = options.mean[channel], deviation = options.standard_deviation[channel];
     TORCH_CHECK(std::isfinite(mean) && std::isfinite(deviation) && deviation != 0, "ImageFolder: mean ", mean,
                 " and standard_deviation ", deviation, " of channel ", channel,
-                "; expected numbers, and a deviation other than 0");
+                "; expected finite numbers, and a deviation other than 0");
   }
   content_ = std::make_shared<const Content>(Content{.root = root,
                                                      .options = options,

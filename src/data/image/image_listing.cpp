@@ -29,7 +29,7 @@ bool is_image(const fs::path& path) {
   static const std::array<std::string, 6> kOther{".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"};
   const std::string extension = lower_extension(path);
   if (contains(kOther, extension))
-    throw RefusedInput(path.string() + ": expected JPEG or PNG images; convert it or remove it");
+    throw RefusedInput(path.string() + ": expected a JPEG or PNG image; convert or remove this file");
   return contains(kRead, extension);
 }
 
@@ -69,7 +69,7 @@ ImageListing list_images(const fs::path& root) try {
   std::error_code ignored;
   if (!fs::is_directory(root, ignored))
     throw RefusedInput("data folder '" + root.string() +
-                       "' is not there; give a folder that holds a folder for each class");
+                       "' does not exist; give a folder that contains a folder for each class");
   ImageListing listing;
   for (const auto& entry : fs::directory_iterator(root))
     if (entry.is_directory()) listing.classes.push_back(entry.path().filename().string());

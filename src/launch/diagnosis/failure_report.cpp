@@ -91,7 +91,7 @@ void add_culprit(Block& block, const FailureReport& report) {
   if (!report.advice.empty()) block.line("advice", report.advice);
   if (!verdict.also_suspect.empty())
     block.line("unsure", "rank " + list_ranks(verdict.also_suspect) +
-                             " failed in the same instant; it is not known which was first");
+                             " failed at the same time; which rank failed first is not known");
 }
 
 void add_tail(Block& block, const FailureReport& report) {
@@ -199,8 +199,8 @@ std::string advice_on_hang(const FailureReport& report, const std::optional<Stal
   const std::string begin = "if " + who + " works this long on purpose, ";
   if (!hang || hang->kind == Kind::kComputes) return begin + "raise " + collective;
   const std::string option = options.in_process ? "SpawnOptions::hang_timeout" : "--hang-timeout";
-  return begin + "let it call lockstep::heartbeat() as it goes, or raise " + option +
-         in_brackets(options.hang_timeout) + "; the others wait for at most " + collective;
+  return begin + "let it call lockstep::heartbeat() regularly, or raise " + option + in_brackets(options.hang_timeout) +
+         "; the others wait for at most " + collective;
 }
 
 std::string format(const FailureReport& report) {

@@ -130,9 +130,9 @@ std::string headline_of_mismatch(const Verdict& verdict, const RankStatus& accou
   const RankEnd& culprit = *verdict.culprit;
   const std::string other = std::to_string(*verdict.witness);
   if (culprit.ended && !culprit.how.failed()) return "ended with exit code 0 while rank " + other + " needed it";
-  if (account.phase == RankStatus::Phase::kLeft) return "left the others while rank " + other + " needed it";
+  if (account.phase == RankStatus::Phase::kLeft) return "left the group while rank " + other + " needed it";
   // The witness may have waited in another collective than the one that does not match.
-  if (!verdict.opponent) return "calls something else than the others";
+  if (!verdict.opponent) return "makes other calls than the other ranks";
   return "and rank " + std::to_string(*verdict.opponent) + " make different calls";
 }
 
@@ -143,7 +143,7 @@ std::string headline_of(const Verdict& verdict, const RankView& rank) {
   // No rank has said which rank it waited for.
   if (verdict.exit_code == kExitHang && !verdict.witness && account.failure == RankFailure::kMissing &&
       account.peer != culprit.rank)
-    return "waited in vain: " + printable_line(verdict.testimony);
+    return "waited too long: " + printable_line(verdict.testimony);
   if (verdict.exit_code == kExitHang)
     return "hangs: " + (verdict.witness ? "it did not arrive in time" : printable_line(verdict.testimony));
   if (verdict.exit_code == kExitNotStarted && verdict.witness)

@@ -56,7 +56,7 @@ std::string Display::losses() const {
   const size_t bytes = out_.dropped_bytes() + err_.dropped_bytes();
   if (bytes == 0) return "";
   return std::to_string(bytes) + " bytes of the output of rank " + list_ranks(shown_) +
-         " found no reader; the logs have them";
+         " could not be shown, because nothing read them; the logs have them";
 }
 
 }  // namespace lockstep

@@ -39,7 +39,7 @@ class Display {
   /// Whether the terminal on which the launcher was started is gone.
   bool terminal_is_gone() const;
 
-  /// "12 bytes of ... found no reader", for the user; empty if everything was shown.
+  /// "12 bytes of ... nothing read them", for the user; empty if everything was shown.
   std::string losses() const;
 
  private:

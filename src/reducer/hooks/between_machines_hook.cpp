@@ -29,7 +29,7 @@ class BetweenMachinesHook : public CommHook {
  public:
   explicit BetweenMachinesHook(CommHookPtr inner) : inner_(std::move(inner)) {
     TORCH_CHECK(inner_ != nullptr,
-                "between_machines_hook: it needs the hook that works between machines, such as fp16_compress_hook()");
+                "between_machines_hook: give it the hook that works between machines, such as fp16_compress_hook()");
   }
 
   Finish reduce(const GradientBucket& bucket, const Group& group) override {
@@ -101,8 +101,8 @@ class BetweenMachinesHook : public CommHook {
     for (const int leader : leaders)
       if (std::find(followed.begin(), followed.end(), leader) != followed.end())
         throw Error("the communication hook between machines: " + rank_names(std::vector<int>{leader}) +
-                    " is now the first of its machine, and was not when the hook's state was saved; start the ranks "
-                    "on machines as they were, or load the state with load_from_ranks");
+                    " is now the first rank of its machine, and was not when the hook's state was saved; start the "
+                    "ranks on the machines as before, or load the state with load_from_ranks");
     inside_.reset(), between_.reset();
     if (layout.machines() > 1 && layout.machines() < group.world_size()) {
       for (const auto& ranks : layout.ranks)

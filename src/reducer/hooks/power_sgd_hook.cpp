@@ -163,7 +163,7 @@ class PowerSgdHook : public CommHook {
   void add_errors(Memory& memory, const Step& step) const {
     if (!options_.use_error_feedback) return;
     TORCH_CHECK(memory.errors.empty() || memory.errors.size() == step.matrices.size(),
-                "PowerSGD: the buckets are not those that its state was saved with");
+                "PowerSGD: the buckets differ from those with which its state was saved");
     for (size_t i = 0; i < step.matrices.size(); ++i) {
       const at::Tensor& values = step.matrices[i].values;
       if (i == memory.errors.size())

@@ -26,7 +26,7 @@ class TopKHook : public CommHook {
     if (options_.use_error_feedback) {
       at::Tensor& error = errors_[bucket.index];
       TORCH_CHECK(!error.defined() || error.numel() == gradients.numel(),
-                  "top-k: the buckets are not those that its state was saved with");
+                  "top-k: the buckets differ from those with which its state was saved");
       if (error.defined()) gradients.add_(error);
     }
     int64_t elements = 0;  // without the gaps

@@ -14,7 +14,8 @@ namespace {
 double ratio(double part, double whole) { return part / whole; }  // NaN if there is nothing
 
 void check_target(const char* metric, const at::Tensor& target) {
-  TORCH_CHECK(target.defined(), metric, ": the targets are an undefined tensor; was it moved from, or never computed?");
+  TORCH_CHECK(target.defined(), metric,
+              ": the targets are an undefined tensor; check whether it was moved from or never computed");
   TORCH_CHECK(target.scalar_type() == at::kLong, metric, ": targets are ", target.scalar_type(),
               ", expected int64 classes");
 }
@@ -22,7 +23,8 @@ void check_target(const char* metric, const at::Tensor& target) {
 /// [n, classes] of a type used for counting; float32 holds every half and bfloat16.
 at::Tensor rows_of(const char* metric, const at::Tensor& scores, const at::Tensor& target) {
   check_target(metric, target);
-  TORCH_CHECK(scores.defined(), metric, ": the scores are an undefined tensor; was it moved from, or never computed?");
+  TORCH_CHECK(scores.defined(), metric,
+              ": the scores are an undefined tensor; check whether it was moved from or never computed");
   TORCH_CHECK(scores.is_floating_point(), metric, ": scores are ", scores.scalar_type(), ", expected floating point");
   TORCH_CHECK(scores.dim() == target.dim() + 1 && scores.sizes().slice(0, target.dim()) == target.sizes(), metric,
               ": scores ", scores.sizes(), " do not go with targets ", target.sizes(),

@@ -7,7 +7,7 @@ namespace lockstep::counting {
 namespace {
 
 void check_class(int64_t target, int64_t classes) {
-  TORCH_CHECK_INDEX(target >= 0 && target < classes, "target ", target, " is none of ", classes,
+  TORCH_CHECK_INDEX(target >= 0 && target < classes, "target ", target, " is not one of ", classes,
                     " classes; targets count from 0");
 }
 
@@ -64,7 +64,7 @@ void confusion_here(const at::Tensor& predicted, const at::Tensor& target, int64
   for (int64_t i = 0; i < target.numel(); ++i) {
     if (rows[i] == ignore_index) continue;
     check_class(rows[i], classes);
-    TORCH_CHECK_INDEX(columns[i] >= 0 && columns[i] < classes, "prediction ", columns[i], " is none of ", classes,
+    TORCH_CHECK_INDEX(columns[i] >= 0 && columns[i] < classes, "prediction ", columns[i], " is not one of ", classes,
                       " classes");
     counts[rows[i] * classes + columns[i]] += 1;
   }

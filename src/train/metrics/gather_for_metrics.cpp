@@ -17,7 +17,7 @@ namespace {
 std::string description(const at::Tensor& rows, int64_t expected_rows) {
   std::ostringstream text;
   if (!rows.defined() || rows.dim() == 0)
-    text << "no rows: a tensor of at least one dimension is needed";
+    text << "no rows: give a tensor of at least one dimension";
   else if (expected_rows >= 0 && rows.size(0) != expected_rows)
     text << rows.size(0) << " rows for a batch of " << expected_rows << " samples";
   else
@@ -38,7 +38,7 @@ std::vector<at::Tensor> rows_of_ranks(const Group& group, const at::Tensor& rows
     if (all[rank].starts_with("- ")) throw Error("gather_for_metrics: rank " + std::to_string(rank) + " has " + text);
     if (text != first)
       throw Error("gather_for_metrics: rank 0 has " + first + ", rank " + std::to_string(rank) + " has " + text +
-                  "; only their number may differ, so pad the rest");
+                  "; only the number of rows may differ, so pad the other dimensions");
     counts.push_back(std::stoll(all[rank]));
   }
   const int64_t most = *std::max_element(counts.begin(), counts.end());
@@ -67,14 +67,14 @@ at::Tensor gather_for_metrics(const Group& group, const LoaderBase& loader, cons
   TORCH_CHECK(loader.world_size() == group.world_size() && loader.rank() == group.rank(),
               "gather_for_metrics: the loader is rank ", loader.rank(), " of ", loader.world_size(),
               ", the group's is ", group.rank(), " of ", group.world_size());
-  TORCH_CHECK(
-      !loader.serves_several_virtual_ranks(),
-      "gather_for_metrics: ranks work for several virtual ranks one after the other, so there is no batch of all "
-      "of them; use Metrics (metrics.h), or gather without the loader");
+  TORCH_CHECK(!loader.serves_several_virtual_ranks(),
+              "gather_for_metrics: ranks work for several virtual ranks one after the other, so there is no common "
+              "batch; use Metrics (metrics.h), or gather without the loader");
   const LoaderBase::BatchShare share = loader.batch_share();
-  TORCH_CHECK(share.on_all_ranks,
-              "gather_for_metrics: with exactly_once ranks have different numbers of batches here, so some would wait "
-              "for ever; make the loader without it, the samples that are repeated are left out all the same");
+  TORCH_CHECK(
+      share.on_all_ranks,
+      "gather_for_metrics: with exactly_once the ranks have different numbers of batches here, so some would wait "
+      "forever; make the loader without it, because gather_for_metrics() leaves out repeated samples anyway");
   const at::NoGradGuard no_grad;
   const auto parts = rows_of_ranks(group, rows, share.here);
   // The epoch's order was dealt out like cards, so it is restored row by row; repeated samples are at its end.

@@ -124,7 +124,8 @@ void Mean::update(double value, int64_t weight) {
 
 void Mean::update(const at::Tensor& value, int64_t weight) {
   TORCH_CHECK(weight >= 0, "Mean: the weight is ", weight, ", expected none below 0");
-  TORCH_CHECK(value.defined(), "Mean: the value is an undefined tensor; was it moved from, or never computed?");
+  TORCH_CHECK(value.defined(),
+              "Mean: the value is an undefined tensor; check whether it was moved from or never computed");
   TORCH_CHECK(!value.is_complex(), "Mean: the value is a complex number; pass its real part, or its absolute value");
   const at::NoGradGuard no_grad;
   if (value.numel() == 0 || weight == 0) {
@@ -151,7 +152,7 @@ void Perplexity::append_values(const std::string& name, MetricValues& values) co
 // ---- Metrics ----
 
 void Metrics::insert(const std::string& name, std::unique_ptr<Metric> metric) {
-  for (const auto& [other, there] : metrics_) TORCH_CHECK(other != name, "Metrics: `", name, "` is there already");
+  for (const auto& [other, there] : metrics_) TORCH_CHECK(other != name, "Metrics: `", name, "` was already added");
   metrics_.emplace_back(name, std::move(metric));
 }
 
@@ -212,7 +213,7 @@ void Metrics::reduce(const Group& group, bool failed) {
   for (size_t rank = 0; rank < ranks; ++rank)
     if (numbers[rank] == kFailed)
       throw Error("rank " + std::to_string(group.rank()) + ": the metrics cannot be reduced, because rank " +
-                  std::to_string(rank) + " failed before; its own message says why");
+                  std::to_string(rank) + " failed before; see its own message for the reason");
   if (std::any_of(numbers.begin(), numbers.begin() + group.world_size(), [&](double n) { return n != numbers[0]; }))
     throw Error("the metrics cannot be reduced, because ranks count different things: " +
                 first_difference("metric", group.all_gather_bytes(counted)) +
@@ -271,7 +272,7 @@ EvaluationMode::~EvaluationMode() {
 
 void detail::check_evaluation(const LoaderBase& loader, const Group& group) {
   TORCH_CHECK(loader.options().exactly_once,
-              "evaluate: this loader repeats samples where ranks are short of one; make it with exactly_once = true");
+              "evaluate: this loader repeats samples to give all ranks equally many; make it with exactly_once = true");
   TORCH_CHECK(loader.world_size() == group.world_size() && loader.rank() == group.rank(),
               "evaluate: the loader is rank ", loader.rank(), " of ", loader.world_size(), ", the group's is ",
               group.rank(), " of ", group.world_size());

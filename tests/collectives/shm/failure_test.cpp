@@ -206,11 +206,11 @@ TEST_P(Disagreement, MemoryThatIsLackingInRunEndsTheGroupAndLeavesNothingQueued)
         if (!failed) return;
         EXPECT_FALSE(group.progress());
         const std::string text = error_of([&] { group.run(Request(request), kTestTimeout); });
-        EXPECT_IN("rank 0 aborted the group: operation 1 could not go on: std::bad_alloc", text);
+        EXPECT_IN("rank 0 aborted the group: operation 1 could not continue: std::bad_alloc", text);
       } else {
         const std::string text = error_of([&] { group.run(Request(request), kTestTimeout); });
         if (text != "no error") {
-          EXPECT_IN("rank 0 aborted the group: operation 1 could not go on: std::bad_alloc", text);
+          EXPECT_IN("rank 0 aborted the group: operation 1 could not continue: std::bad_alloc", text);
         }
       }
       EXPECT_LT(seconds_since(start), 5);

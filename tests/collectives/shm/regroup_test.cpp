@@ -137,7 +137,7 @@ TEST(Regroup, WrongListsAreRefusedAtOnce) {
   expect_part(told(mine, {}, 1, kLong), "there are no handles");
   expect_part(told(mine, {mine, mine}, 1, kLong), "a handle is in the list twice");
   expect_part(told(mine, {other}, 1, kLong), "this process's own handle is not in the list");
-  expect_part(told(mine, {mine, "gloo:1"}, 1, kLong), "'gloo:1' is no handle of a lockstep group");
+  expect_part(told(mine, {mine, "gloo:1"}, 1, kLong), "'gloo:1' is not a handle of a lockstep group");
   expect_part(told(mine, {mine, other + "x"}, 1, kLong), "ranks are on several machines");
 }
 

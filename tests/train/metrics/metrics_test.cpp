@@ -123,10 +123,12 @@ TEST(Accuracy, RefusesWhatDoesNotFit) {
     return "";
   };
   const at::Tensor scores = at::zeros({2, 3}), target = at::zeros({2}, at::kLong);
-  EXPECT_EQ(text({}, target), "Accuracy: the scores are an undefined tensor; was it moved from, or never computed?");
-  EXPECT_EQ(text(scores, {}), "Accuracy: the targets are an undefined tensor; was it moved from, or never computed?");
+  EXPECT_EQ(text({}, target),
+            "Accuracy: the scores are an undefined tensor; check whether it was moved from or never computed");
+  EXPECT_EQ(text(scores, {}),
+            "Accuracy: the targets are an undefined tensor; check whether it was moved from or never computed");
   EXPECT_EQ(text(scores, target), "");
-  EXPECT_NE(text(scores, at::full({2}, 3, at::kLong)).find("target 3 is none of 3 classes"), std::string::npos);
+  EXPECT_NE(text(scores, at::full({2}, 3, at::kLong)).find("target 3 is not one of 3 classes"), std::string::npos);
   EXPECT_NE(text(scores, at::full({2}, -1, at::kLong)).find("target -1"), std::string::npos);
   EXPECT_NE(text(scores, at::zeros({3}, at::kLong)).find("scores [2, 3] do not go with targets [3]"),
             std::string::npos);

@@ -37,7 +37,7 @@ struct Handle {
     const size_t machine = random == std::string::npos ? random : text.find('/', random + 1);
     if (machine == std::string::npos || text.substr(0, rank) != kMark)
       throw Error("reconfigure(): '" + text +
-                  "' is no handle of a lockstep group; get them from get_reconfigure_handle()");
+                  "' is not a handle of a lockstep group; get handles from get_reconfigure_handle()");
     return {text.substr(random + 1, machine - random - 1), text.substr(machine + 1)};
   }
 };
@@ -84,13 +84,13 @@ class Meeting {
     for (const Handle& one : parsed_)
       if (one.machine != here)
         throw Error(what() + "ranks are on several machines (" + here + ", " + one.machine +
-                    "); groups that are formed again must be on one");
+                    "); a group can be formed again on one machine only");
   }
 
   std::string missing(const std::vector<int>& ranks) const {
     const bool one = ranks.size() == 1;
     return what() + "after " + std::to_string(timeout_.count() / 1000) + " s " + rank_names(ranks) +
-           (one ? " of the new group has" : " of the new group have") + " not called it with this uuid; see whether " +
+           (one ? " of the new group has" : " of the new group have") + " not called it with this uuid; check that " +
            (one ? "its process runs" : "their processes run");
   }
 
@@ -141,7 +141,7 @@ class Meeting {
     }
     const std::string verdict = !other.empty() ? what() + rank_names(other) + " of the new group " +
                                                      (other.size() == 1 ? "was" : "were") +
-                                                     " given other handles, or in another order, than rank 0"
+                                                     " given other handles than rank 0, or in another order"
                                 : !late.empty() ? missing(late)
                                                 : "";
     store_->set("verdict", "=" + verdict);
@@ -160,11 +160,11 @@ class Meeting {
         is_expected_ = list.find(mine_ + "\n") != std::string::npos;
       }
     } catch (const Error& error) {
-      throw Error(what() + "rank 0 of the new group is gone, or has given up (" + error.what() + ")");
+      throw Error(what() + "rank 0 of the new group has ended or given up (" + error.what() + ")");
     }
     if (!came)
       throw Error(what() + "after " + std::to_string(timeout_.count() / 1000) +
-                  " s rank 0 of the new group still waits for others");
+                  " s rank 0 of the new group is still waiting for other ranks");
     if (!verdict.empty()) throw Error(verdict);
     if (list != list_) throw Error(what() + "rank 0 of the new group was given other handles, or in another order");
   }

@@ -114,7 +114,7 @@ at::Tensor allocate_alone(int64_t elements, const at::TensorOptions& options) {
   const size_t all = (kInFront + bytes + kInFront - 1) / kInFront * kInFront;
   auto* block = static_cast<std::byte*>(std::aligned_alloc(kInFront, all));
   if (block == nullptr)
-    throw LimitError("memory for an optimizer: the machine has no " + std::to_string(bytes) + " bytes");
+    throw LimitError("memory for an optimizer: the machine cannot provide " + std::to_string(bytes) + " bytes");
   std::memset(block + kInFront, 0, bytes);
   new (block) Owners{1};
   return tensor_of(new Share{nullptr, block}, elements, options);

@@ -12,7 +12,7 @@ namespace {
 
 void check_like(const char* operation, const at::Tensor& tensor, const at::Tensor& model) {
   TORCH_CHECK_VALUE(tensor.numel() == model.numel() && tensor.scalar_type() == model.scalar_type(), operation,
-                    ": all tensors must have one size and dtype; one has ", tensor.numel(), " elements of ",
+                    ": all tensors must have the same size and dtype; one has ", tensor.numel(), " elements of ",
                     tensor.scalar_type(), ", another ", model.numel(), " of ", model.scalar_type());
 }
 

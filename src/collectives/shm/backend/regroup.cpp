@@ -26,7 +26,7 @@ void ShmBackend::regroup(Regrouping regrouping) {
     const MutexLock lock(mutex_);
     if (!uuids_.insert(regrouping.uuid).second)
       throw Error("reconfigure(): uuid " + std::to_string(regrouping.uuid) +
-                  " was already used by this group; every call needs another, which is the same on all ranks");
+                  " was already used by this group; give each call a new one that is the same on all ranks");
   }
   const auto timeout = bounded(regrouping.timeout.value_or(kNoTimeout));
   auto world = form_by_handles(mine, regrouping.handles, regrouping.uuid, timeout);

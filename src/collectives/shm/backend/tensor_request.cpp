@@ -60,7 +60,7 @@ shm::Request TensorRequest::reducing(shm::OperationKind kind, at::ScalarType dty
 
 void check_dense(const char* operation, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined(), operation, ": undefined tensor");
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), operation, ": shared memory moves CPU tensors; this one is on ",
+  TORCH_CHECK_VALUE(tensor.device().is_cpu(), operation, ": shared memory holds CPU tensors only; this one is on ",
                     tensor.device());
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, operation, ": takes dense tensors; this one is ", tensor.layout());
 }
@@ -70,7 +70,7 @@ void check_dense(const char* operation, const std::vector<at::Tensor>& tensors) 
   for (const auto& tensor : tensors) {
     check_dense(operation, tensor);
     TORCH_CHECK_VALUE(tensor.scalar_type() == tensors[0].scalar_type(), operation,
-                      ": the tensors of a list must have one dtype, not ", tensors[0].scalar_type(), " and ",
+                      ": the tensors of a list must have the same dtype, not ", tensors[0].scalar_type(), " and ",
                       tensor.scalar_type());
   }
 }

@@ -52,7 +52,7 @@ void check_dense(const char* operation, const std::vector<at::Tensor>& tensors);
 /// The only element of a list: c10d passes lists because a process may drive several GPUs.
 template <typename T>
 T& only(const char* operation, std::vector<T>& list) {
-  TORCH_CHECK_VALUE(list.size() == 1, operation, ": takes one tensor (or list of tensors) a rank, not ", list.size());
+  TORCH_CHECK_VALUE(list.size() == 1, operation, ": takes one tensor (or list of tensors) per rank, not ", list.size());
   return list.front();
 }
 

@@ -36,7 +36,7 @@ namespace lockstep::shm {
 uint64_t Pipeline::next_sequence() {
   if (started_ == kLastOperation)
     throw Error("rank " + std::to_string(world_.rank()) + ": this group has carried out " +
-                std::to_string(kLastOperation) + " operations, the most it can count; make a new group");
+                std::to_string(kLastOperation) + " operations, the most that it can count; make a new group");
   const uint64_t sequence = ++started_;
   if (const std::string_view label = OperationLabel::current(); !label.empty())
     label_of(world_, world_.rank(), sequence).store(sequence, label);

@@ -48,7 +48,7 @@ void ProgressEngine::abort(const std::string& why) {
 void ProgressEngine::abort_operation(const Operation& operation, const char* why) {
   // Nothing here allocates, since the process may be out of memory. The other ranks cannot go on without the operation.
   pipeline_.remove(operation);
-  std::snprintf(world_.mine().abort_text, sizeof world_.mine().abort_text, "operation %llu could not go on: %s",
+  std::snprintf(world_.mine().abort_text, sizeof world_.mine().abort_text, "operation %llu could not continue: %s",
                 static_cast<unsigned long long>(operation.sequence), why);
   Verdict{Verdict::Cause::kAborted, world_.rank(), world_.rank(), operation.sequence}.declare(world_);
   sleepers_.wake();

@@ -39,8 +39,8 @@ std::string last_announced(const World& world, int rank) {
   uint64_t last = 0;
   for (const Line& line : world.control(rank).ring)
     last = std::max(last, Announcement::sequence(line.word.load(std::memory_order_acquire)));
-  return last == 0 ? "it had not entered any operation"
-                   : "the last operation it entered was " + announced(world, rank, last);
+  return last == 0 ? "it had not started any operation"
+                   : "the last operation it started was " + announced(world, rank, last);
 }
 
 std::string rank_name(const World& world, int rank) { return "rank " + std::to_string(world.numbers().name_of(rank)); }
@@ -155,7 +155,7 @@ std::string Verdict::text(const World& world) const {
       const bool left_it = sequence != 0 && world.control(culprit).closed.load(std::memory_order_acquire) > sequence;
       return other + " has already left the group, but " + who + " called " + where + "; " +
              last_announced(world, culprit) +
-             (left_it               ? ", for which it did not wait. Wait for every Work before the group is left."
+             (left_it               ? ", for which it did not wait. Wait for every Work before you leave the group."
               : of_messages.empty() ? ". All ranks must call the same operations."
                                     : "." + of_messages);
     }

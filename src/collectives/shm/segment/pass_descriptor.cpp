@@ -23,7 +23,9 @@ void wait_ready(int socket, short events, const Deadline& deadline, const char* 
   }
 }
 
-[[noreturn]] void throw_hung_up(const char* what) { throw ConnectionClosed(std::string(what) + ": it hung up"); }
+[[noreturn]] void throw_hung_up(const char* what) {
+  throw ConnectionClosed(std::string(what) + ": it closed the connection");
+}
 
 /// One sendmsg/recvmsg buffer with room for exactly one descriptor.
 struct Envelope {
