@@ -143,6 +143,18 @@ class BetweenHosts(unittest.TestCase):
             self.assertEqual(len(figures["milliseconds"][system]), 2)
             self.assertIn(system, table)
 
+    def test_encryption(self):
+        if not os.path.exists(os.path.join(BIN, "hosts_worker")):
+            self.skipTest("the benches are not built: -DLOCKSTEP_BUILD_BENCH=ON")
+        reason = hosts_test.why_not()
+        if reason:
+            self.skipTest(reason)
+        with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
+            table = run(sys.executable, os.path.join(BENCH, "hosts/bench_hosts_encrypt.py"), "--tiny", "--json", file.name).stdout
+            figures = json.load(file)["4096"]
+        self.assertAlmostEqual(figures["ratio"], figures["encrypted_us"] / figures["plain_us"])
+        self.assertRegex(table, r"(?m)^ +4096 bytes +plain +\d+ us +encrypted +\d+ us")
+
     def test_bytes_of_diloco(self):
         if not os.path.exists(os.path.join(BIN, "gpt_text")):
             self.skipTest("gpt_text is not built")
