@@ -41,6 +41,9 @@ class LRScheduler {
   int64_t steps() const { return steps_; }
   /// The rate of each group for the next step.
   std::vector<double> get_last_lr() const;
+  /// The rate of each group after the next step(), which it changes nothing for. TORCH_CHECK fails as in step(): so a
+  /// schedule that has ended is known before the optimizer steps.
+  std::vector<double> next_lr() const;
 
   /// {"last_epoch", "_step_count", "base_lrs", "_last_lr"}: the entries that all of Python's schedulers have. The
   /// schedule itself is not saved.

@@ -176,6 +176,11 @@ void LRScheduler::step() {
   apply(values_at(steps_ + 1, base_lrs_));
 }
 
+std::vector<double> LRScheduler::next_lr() const {
+  Claim::check(claim_, *optimizer_);
+  return values_at(steps_ + 1, base_lrs_).rates;
+}
+
 /// Changes nothing, so that an error leaves the optimizer unchanged.
 LRScheduler::Values LRScheduler::values_at(int64_t steps, std::vector<double> base_lrs) const {
   const auto& groups = optimizer_->param_groups();

@@ -58,15 +58,18 @@ lockstep_status lockstep_train_attach(lockstep_train_world* handle, void* const*
                                       int64_t count, int32_t when, lockstep_train_replica** replica) {
   return guarded(LOCKSTEP_RANK_GONE, [&] {
     constexpr const char* kName = "lockstep_train_attach";
-    const std::shared_ptr<World> world = worlds().find(kName, handle);
-    if (replica == nullptr) refuse(kName, "replica is null; give a pointer for the handle");
-    *replica = nullptr;
-    if (when != LOCKSTEP_TRAIN_IN_BACKWARD && when != LOCKSTEP_TRAIN_WHEN_CALLED)
-      refuse(kName,
-             "when is " + std::to_string(when) + "; give LOCKSTEP_TRAIN_IN_BACKWARD or LOCKSTEP_TRAIN_WHEN_CALLED");
-    lockstep::NamedTensors tensors = named(kName, parameters, names, count);
+    const std::shared_ptr<World> world = find_on_all(kName, worlds(), handle);
     const Call call(kName, *world);
-    agree(*world, {.call = kName}, [&](Report& report) { report.settings = settings_of(tensors, when); });
+    lockstep::NamedTensors tensors;
+    agree(*world, {.call = kName}, [&](Report& report) {
+      if (replica == nullptr) refuse(kName, "replica is null; give a pointer for the handle");
+      *replica = nullptr;
+      if (when != LOCKSTEP_TRAIN_IN_BACKWARD && when != LOCKSTEP_TRAIN_WHEN_CALLED)
+        refuse(kName,
+               "when is " + std::to_string(when) + "; give LOCKSTEP_TRAIN_IN_BACKWARD or LOCKSTEP_TRAIN_WHEN_CALLED");
+      tensors = named(kName, parameters, names, count);
+      report.settings = settings_of(tensors, when);
+    });
     auto attached = std::make_shared<Attached>(Attached{.world = world, .number = ++world->made});
     attached->replica = std::make_unique<lockstep::Replica>(std::move(tensors), world->context.group());
     if (when == LOCKSTEP_TRAIN_WHEN_CALLED) attached->when_called.emplace(attached->replica->no_sync());
@@ -77,11 +80,12 @@ lockstep_status lockstep_train_attach(lockstep_train_world* handle, void* const*
 lockstep_status lockstep_train_average(lockstep_train_replica* replica) {
   return guarded(LOCKSTEP_RANK_GONE, [&] {
     constexpr const char* kName = "lockstep_train_average";
-    const std::shared_ptr<Attached> attached = replicas().find(kName, replica);
-    if (!attached->when_called)
-      refuse(kName, "this replica averages in backward; to call this, attach with LOCKSTEP_TRAIN_WHEN_CALLED");
+    const std::shared_ptr<Attached> attached = find_on_all(kName, replicas(), replica);
     const Call call(kName, *attached->world);
-    agree(*attached->world, {.call = call_of(kName, *attached)}, [](Report&) {});
+    agree(*attached->world, {.call = call_of(kName, *attached)}, [&](Report&) {
+      if (!attached->when_called)
+        refuse(kName, "this replica averages in backward; to call this, attach with LOCKSTEP_TRAIN_WHEN_CALLED");
+    });
     attached->replica->reduce_gradients();
   });
 }
@@ -89,7 +93,7 @@ lockstep_status lockstep_train_average(lockstep_train_replica* replica) {
 lockstep_status lockstep_train_check_equal(lockstep_train_replica* replica) {
   return guarded(LOCKSTEP_RANK_GONE, [&] {
     constexpr const char* kName = "lockstep_train_check_equal";
-    const std::shared_ptr<Attached> attached = replicas().find(kName, replica);
+    const std::shared_ptr<Attached> attached = find_on_all(kName, replicas(), replica);
     const Call call(kName, *attached->world);
     agree(*attached->world, {.call = call_of(kName, *attached)}, [](Report&) {});
     attached->replica->check_divergence();

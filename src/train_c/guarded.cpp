@@ -16,6 +16,8 @@ namespace {
 lockstep_status status_of(const std::string& text, lockstep_status otherwise) {
   constexpr size_t kCompared = 100;
   const RankStatus page = own_page().read(std::numeric_limits<int>::max());
+  // The ranks still work together: an Error about what the program asked for.
+  if (page.failure_text.empty() && otherwise == LOCKSTEP_RANK_GONE) return LOCKSTEP_INVALID_ARGUMENT;
   if (page.failure_text.empty() || text.find(page.failure_text.substr(0, kCompared)) == std::string::npos)
     return otherwise;
   switch (page.failure) {

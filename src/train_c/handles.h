@@ -43,6 +43,11 @@ class Handles {
     const auto found = things_.find(reinterpret_cast<uintptr_t>(handle));
     return found == things_.end() ? nullptr : found->second;
   }
+  /// The thing, if there is only one.
+  std::shared_ptr<Thing> only() {
+    const MutexLock lock(mutex_);
+    return things_.size() == 1 ? things_.begin()->second : nullptr;
+  }
   void remove(const Handle* handle) {
     std::shared_ptr<Thing> removed;  // destroyed without the lock
     const MutexLock lock(mutex_);

@@ -94,7 +94,6 @@ at::Tensor Model::loss_of(const std::string& function, const Arrays& inputs, con
 
 double Model::rows_of(const std::string& function, const Arrays& inputs, bool trains) {
   const int64_t rows = inputs.rows();
-  if (rows == 0) refuse(function, "inputs[0] has no rows, so the loss has no mean");
   if (trains && replica_->step_complete()) rows_ = rows;
   // A rank has one weight in a reduction.
   if (trains && rows != rows_)
@@ -110,6 +109,8 @@ std::vector<Report> Model::agree_on_loss(const char* function, const Arrays& inp
   const bool any_rows = recipe.weight_by_rows || recipe.is_sum;
   return agree(*world, {.call = call(function)}, [&](Report& report) {
     report.settings = inputs.text(any_rows) + targets.text(any_rows);
+    if (inputs.rows() == 0 && !recipe.is_sum) refuse(report.call, "inputs[0] has no rows, so the loss has no mean");
+    if (trains && parts_->scheduler) parts_->scheduler->next_lr();  // a schedule that has ended is told before the step
     if (recipe.weight_by_rows) report.weight = rows_of(report.call, inputs, trains);
     loss = loss_of(report.call, inputs, targets);
     if (trains && !loss.requires_grad()) refuse(report.call, "the loss does not depend on any parameter of the module");

@@ -52,12 +52,14 @@ class Model {
   void save_checkpoint(const std::string& folder);
   int64_t resume(const std::string& folder);
 
-  const std::shared_ptr<World> world;
-
- private:
+  /// The call as the other ranks know it.
   std::string call(const char* function) const {
     return std::string(function) + " of model " + std::to_string(number_);
   }
+
+  const std::shared_ptr<World> world;
+
+ private:
   at::Tensor loss_of(const std::string& call, const Arrays& inputs, const Arrays& targets);
   /// The weight of this rank's batch.
   double rows_of(const std::string& call, const Arrays& inputs, bool trains);

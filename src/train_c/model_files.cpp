@@ -9,6 +9,29 @@
 #include "train_c/script.h"
 
 namespace lockstep::train_c {
+namespace {
+
+/// A model that has not been trained, as it was before a checkpoint was read that turns out not to fit.
+class StateBefore {
+ public:
+  StateBefore(torch::jit::Module& module, torch::optim::Optimizer& optimizer) : module_(module), optimizer_(optimizer) {
+    for (const auto& item : state_of_script(module)) state_.insert(item.key(), item.value().detach().clone());
+    for (const auto& group : optimizer.param_groups()) options_.push_back(group.options().clone());
+  }
+  void restore() const {
+    copy_state("the state before", state_, module_);
+    optimizer_.state().clear();
+    for (size_t i = 0; i < options_.size(); ++i) optimizer_.param_groups()[i].set_options(options_[i]->clone());
+  }
+
+ private:
+  torch::jit::Module& module_;
+  torch::optim::Optimizer& optimizer_;
+  StateDict state_;
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;
+};
+
+}  // namespace
 
 void Model::agree_on(const char* function, const std::string& settings, const std::function<void()>& body) {
   agree(*world, {.call = call(function), .settings = settings}, [&](Report&) { body(); });
@@ -73,8 +96,16 @@ int64_t Model::resume(const std::string& folder) {
     if (steps_ > 0 || !replica_->step_complete())
       refuse("lockstep_train_resume", "this model has already been trained; resume before its first step");
   });
+  const bool was_open = checkpointer_ != nullptr;
+  const StateBefore before(parts_->module, *parts_->optimizer);
   open_folder(folder);
-  if (!checkpointer_->resume()) return 0;
+  try {
+    if (!checkpointer_->resume()) return 0;
+  } catch (...) {
+    before.restore();
+    if (!was_open) checkpointer_ = nullptr;
+    throw;
+  }
   steps_ = checkpointer_->resumed_step();
   return steps_;
 }

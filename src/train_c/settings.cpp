@@ -12,7 +12,8 @@ namespace lockstep::train_c {
 Settings Settings::read(const std::string& given) {
   std::string text = given;
   const size_t begin = given.find_first_not_of(" \t\r\n");
-  const bool is_file = begin == std::string::npos || given[begin] != '{';
+  const std::string_view first = begin == std::string::npos ? "" : std::string_view(given).substr(begin, 2);
+  const bool is_file = !first.starts_with('{') && first != "/*" && first != "//";  // a comment may come first
   if (is_file) {
     std::ifstream file(given);
     std::ostringstream content;
@@ -21,9 +22,13 @@ Settings Settings::read(const std::string& given) {
                                                         " cannot be read; give a file's path, or JSON in braces");
     text = content.str();
   }
-  nlohmann::json values = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/true);
   const std::string where = is_file ? "the configuration " + given : "the configuration";
-  if (values.is_discarded()) refuse(where, "this is not JSON");
+  nlohmann::json values;
+  try {
+    values = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/true, /*ignore_comments=*/true);
+  } catch (const nlohmann::json::parse_error& error) {
+    refuse(where, "this is not JSON, at byte " + std::to_string(error.byte) + " of " + std::to_string(text.size()));
+  }
   if (!values.is_object()) refuse(where, "this is not a JSON object in braces");
   return {"", std::move(values)};
 }

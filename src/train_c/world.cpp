@@ -75,15 +75,27 @@ Report unpacked(const std::string& bytes) {
 
 std::string rank_text(size_t rank) { return "rank " + std::to_string(rank); }
 
-/// The first lines that differ.
+/// The first lines that differ, as the two ranks' settings. A line is a name and a value.
 std::pair<std::string, std::string> first_difference(const std::string& one, const std::string& other) {
-  std::istringstream of_one(one), of_other(other);
-  std::string line, other_line;
-  do {
-    if (!std::getline(of_one, line)) line = "nothing more";
-    if (!std::getline(of_other, other_line)) other_line = "nothing more";
-  } while (line == other_line && (of_one || of_other));
-  return {line, other_line};
+  const auto lines_of = [](const std::string& text) {
+    std::vector<std::string> lines;
+    std::istringstream stream(text);
+    for (std::string line; std::getline(stream, line);) lines.push_back(line);
+    return lines;
+  };
+  const auto without = [](std::vector<std::string> lines, const std::vector<std::string>& others) {
+    std::erase_if(
+        lines, [&](const std::string& line) { return std::find(others.begin(), others.end(), line) != others.end(); });
+    return lines;
+  };
+  const std::vector<std::string> all = lines_of(one), all_others = lines_of(other);
+  const std::vector<std::string> mine = without(all, all_others), theirs = without(all_others, all);
+  const auto name_of = [](const std::string& line) { return line.substr(0, line.find(' ')); };
+  if (mine.empty()) return theirs.empty() ? std::pair(one, other) : std::pair("no " + name_of(theirs[0]), theirs[0]);
+  if (mine.size() == 1 && theirs.size() == 1) return {mine[0], theirs[0]};
+  for (const std::string& line : theirs)
+    if (name_of(line) == name_of(mine[0])) return {mine[0], line};
+  return {mine[0], "no " + name_of(mine[0])};
 }
 
 void compare(const std::vector<Report>& reports, const std::exception_ptr& own, bool for_all) {
@@ -184,6 +196,20 @@ std::vector<Report> agree(World& world, Report report, const std::function<void(
   return reports;
 }
 
+void or_tell(World& world, const std::string& call, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (...) {
+    const std::exception_ptr own = std::current_exception();
+    try {
+      agree(world, {.call = call}, [&](Report&) { std::rethrow_exception(own); });
+    } catch (...) {
+      // The others were told, or are gone.
+    }
+    std::rethrow_exception(own);
+  }
+}
+
 ContextOptions context_options(const char* function, const lockstep_train_options* given) {
   lockstep_train_options options{};
   if (given != nullptr) {
@@ -247,9 +273,11 @@ int lockstep_train_size(const lockstep_train_world* world) {
 
 lockstep_status lockstep_train_stop_requested(lockstep_train_world* world, int* stop) {
   return guarded(LOCKSTEP_RANK_GONE, [&] {
-    const std::shared_ptr<World> found = worlds().find("lockstep_train_stop_requested", world);
-    if (stop == nullptr) refuse("lockstep_train_stop_requested", "stop is null; give a pointer for the answer");
+    const std::shared_ptr<World> found = find_on_all("lockstep_train_stop_requested", worlds(), world);
     const Call call("lockstep_train_stop_requested", *found);
+    agree(*found, {.call = "lockstep_train_stop_requested"}, [&](Report& report) {
+      if (stop == nullptr) refuse(report.call, "stop is null; give a pointer for the answer");
+    });
     *stop = found->context.stop_requested() ? 1 : 0;
   });
 }

@@ -52,6 +52,21 @@ struct Report {
 /// exception, or a StatusError that names the rank. The world remains usable.
 std::vector<Report> agree(World& world, Report report, const std::function<void(Report&)>& body);
 
+/// Runs `body`. If it throws, tells the other ranks, which wait in `call`, before the exception goes on.
+void or_tell(World& world, const std::string& call, const std::function<void()>& body);
+
+/// What is behind the handle of a function that all ranks call. If the handle is refused, tells the other ranks, which
+/// wait in this process's world.
+template <typename Thing, typename Handle>
+std::shared_ptr<Thing> find_on_all(const char* function, Handles<Thing, Handle>& all, const Handle* handle) {
+  if (std::shared_ptr<Thing> thing = all.find_or_null(handle)) return thing;
+  if (const std::shared_ptr<World> world = worlds().only()) {
+    const Call call(function, *world);
+    or_tell(*world, std::string(function) + " with a handle that is refused", [&] { all.find(function, handle); });
+  }
+  return all.find(function, handle);
+}
+
 /// As in the functions of the C interface.
 ContextOptions context_options(const char* function, const lockstep_train_options* options);
 /// Joins the ranks of an MPI communicator. `communicator` points to an MPI_Comm, or to a Fortran program's handle.
