@@ -1,4 +1,4 @@
-"""Every message that the sources throw, with `...` for what is only known when it is thrown."""
+"""Every message that the sources throw, with `...` for what is known only when it is thrown."""
 
 import os
 import re
@@ -78,7 +78,7 @@ def slug(text):
 
 
 def page(source):
-    lines = ["# All messages", "", "Texts that the library and the launcher may throw, by area; `...` stands for what is only known then.",
+    lines = ["# All messages", "", "Texts that the libraries and the launcher may throw, by area; `...` stands for names and numbers.",
              "[Error messages](errors.md) explains those that programs meet most.", ""]
     seen = set()
     for area, texts in all_messages(source).items():

@@ -88,9 +88,9 @@ std::string notes(const RunData& run, const std::vector<ScalarChart>& charts) {
       if (entry.not_finite > 0)
         all.push_back(chart.chart.title + ", " + entry.name + ": " + counted(entry.not_finite, "value") +
                       " NaN or infinite, the first at step " + with_thousands(entry.first_not_finite) +
-                      "; the curve leaves them out");
+                      "; the curve omits such values");
   if (all.empty()) return "";
-  std::string out = "<div class=\"notes\"><strong>To know</strong><ul>";
+  std::string out = "<div class=\"notes\"><strong>Notes</strong><ul>";
   for (const std::string& note : all) out += "<li>" + html(note) + "</li>";
   return out + "</ul></div>\n";
 }

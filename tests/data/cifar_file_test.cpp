@@ -73,7 +73,7 @@ TEST_F(CifarFile, SaysWhatIsMissing) {
   expect_parts(failure(folder_.path()), {"contains neither one.bin, nor images, nor images.tar.gz. Get some."});
   folder_.write("one.bin", records(1));
   expect_parts(failure(folder_.path()), {"two.bin", "No such file"});
-  expect_parts(failure_of_archive(tar_entry("images/one.bin", records(1))), {"holds no images/two.bin. Get some."});
+  expect_parts(failure_of_archive(tar_entry("images/one.bin", records(1))), {"contains no images/two.bin. Get some."});
 }
 
 TEST_F(CifarFile, RefusesFilesThatAreNoRecords) {
@@ -98,7 +98,7 @@ TEST_F(CifarFile, NamesInAnArchiveAreNotFollowed) {
   for (const char* name : {"../images/one.bin", "/images/one.bin", "images/../images/one.bin", "images//one.bin",
                            "images/one.bin/x", "other/one.bin", "one.bin"})
     tar += tar_entry(name, records(1));
-  expect_parts(failure_of_archive(tar + tar_end()), {"holds no images/one.bin"});
+  expect_parts(failure_of_archive(tar + tar_end()), {"contains no images/one.bin"});
   for (const char type : {'1', '2', '3', '5', '6'})
     expect_parts(failure_of_archive(tar_entry("images/one.bin", "", type, "../secret.bin") + tar_end()),
                  {"images/one.bin: is a link, a folder or a device"});

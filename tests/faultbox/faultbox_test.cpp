@@ -37,7 +37,7 @@ TEST(FaultboxReport, CulpritDoubtsAndTheFirstLineOfThem) {
       read_report(lines_of({"lockstep: 3 ranks share 2 cores",
                             "lockstep: rank 2: killed by SIGKILL (Killed); stopping the other ranks",
                             "lockstep: rank 2 of 5 failed first: killed by SIGKILL (Killed)",
-                            "  unsure    rank 0, 3-4 failed in the same instant; which of them was first is not known",
+                            "  unsure    rank 0, 3-4 failed at the same time; which rank failed first is not known",
                             "lockstep: ends with exit code 41"}),
                   "", 41);
   EXPECT_EQ(report.culprit, 2);

@@ -42,7 +42,7 @@ Report read_report(const std::vector<Line>& lines, const std::string& json, int 
   Report report;
   const std::regex early("^lockstep: (rank \\d+: .*stopping the other ranks|no progress for .*stopping the ranks).*");
   const std::regex block("^lockstep: (rank (\\d+) of \\d+ .*)");
-  const std::regex unsure("^  unsure +rank ([-0-9, ]+) failed in the same instant.*");
+  const std::regex unsure("^  unsure +rank ([-0-9, ]+) failed at the same time.*");
   for (const Line& line : lines) {
     report.text += line.text + "\n";
     std::smatch match;

@@ -1,23 +1,20 @@
 #pragma once
 
-#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
-#include "checkpoint/format/pickle_globals.h"
+#include "checkpoint/format/pickle_calls.h"
 #include "checkpoint/format/pickle_tree.h"
 
 namespace lockstep {
 
-/// The stack and memory of the pickle machine, and the evaluation of allowed globals. Every failure throws Error; the
-/// reader adds the position.
+/// The stack and memory of the pickle machine. Every failure throws Error; the reader adds the position.
 class PickleMachine {
  public:
-  explicit PickleMachine(PickleTree& tree) : tree_(tree) {}
+  explicit PickleMachine(PickleTree& tree) : tree_(tree), calls_(tree) {}
 
   // The parts of opcodes.
-  NodeId make(NodeKind kind);
   void push(NodeId id) { stack_.push_back(id); }
   NodeId push_new(NodeKind kind);
   void push_int(int64_t value) { tree_.nodes[push_new(NodeKind::kInt)].integer = value; }
@@ -42,29 +39,10 @@ class PickleMachine {
   NodeId finish();
 
  private:
-  const Node& at(NodeId id) const { return tree_.nodes[id]; }
-  /// Throws unless `id` is of `kind`. `what` names the expected kind in the message.
-  const Node& expect(NodeId id, NodeKind kind, const char* what) const;
-  void expect_arguments(const std::vector<NodeId>& arguments, size_t least, size_t most, const char* of) const;
-  Global global_at(NodeId id) const;
-  std::string_view own(std::string text);
-
-  NodeId call(Global global, const std::vector<NodeId>& arguments);
-  NodeId set_of(const std::vector<NodeId>& arguments);
-  NodeId rebuilt_from_type(const std::vector<NodeId>& arguments);
-  NodeId tensor(const std::vector<NodeId>& arguments, Global version);
-  void check_bounds(const PickledTensor& tensor) const;
-  void read_metadata(NodeId metadata, PickledTensor& tensor) const;
-  NodeId with_gradient(NodeId tensor, NodeId requires_grad);
-  NodeId encoded(const std::vector<NodeId>& arguments);
-  NodeId numpy_scalar(const std::vector<NodeId>& arguments);
-
   PickleTree& tree_;
+  PickleCalls calls_;
   std::vector<NodeId> stack_;
   std::unordered_map<uint64_t, NodeId> memory_;
-  std::unordered_map<std::string, uint32_t> storages_;  ///< by key
-  std::unordered_map<NodeId, const Dtype*> typed_;      ///< dtypes of storage nodes; null for untyped ones
-  uint64_t owned_bytes_ = 0;
 };
 
 }  // namespace lockstep
