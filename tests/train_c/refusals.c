@@ -6,6 +6,52 @@
 
 static int64_t kBadShape[] = {-1, 3}, kHuge[] = {INT64_C(1) << 40, INT64_C(1) << 40};
 
+/* A call that is refused has not trained. */
+static void test_schedule_that_ends(lockstep_train_world* world, const char* folder) {
+  lockstep_train_model* const model =
+      make(world, folder,
+           "// three steps\n{\"optimizer\": {\"type\": \"sgd\", \"lr\": 0.1, \"momentum\": 0.9}, \"loss\": \"mse\","
+           " \"lr_scheduler\": {\"type\": \"one_cycle\", \"total_steps\": 3}}");
+  batch good;
+  int64_t steps = 0;
+  fill(&good, 0, 0, 4);
+  lockstep_status status = LOCKSTEP_OK;
+  double before = 0;
+  for (int i = 0; i < 5 && status == LOCKSTEP_OK; ++i) {
+    before = fingerprint(model);
+    status = lockstep_train_step(model, &good.input, 1, &good.target, 1, NULL);
+  }
+  CHECK(status == LOCKSTEP_INVALID_ARGUMENT);
+  CHECK(strstr(lockstep_train_last_error(), "lockstep_train_step of model") != NULL);
+  CHECK(fingerprint(model) == before);
+  OK(lockstep_train_steps(model, &steps));
+  CHECK(steps >= 2);
+  fill(&good, 0, 0, 0);
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "has no rows, so the loss has no mean",
+          lockstep_train_evaluate(model, &good.input, 1, &good.target, 1, &before));
+  OK(lockstep_train_free(model));
+}
+
+/* A model whose checkpoint does not fit stays as it was, and can be trained. */
+static void test_other_checkpoint(lockstep_train_world* world, const char* folder) {
+  char path[1024];
+  batch good;
+  fill(&good, 0, 0, 4);
+  snprintf(path, sizeof path, "%s/of_adam", folder);
+  lockstep_train_model* const adam = make(world, folder, CONFIGURATION);
+  OK(lockstep_train_step(adam, &good.input, 1, &good.target, 1, NULL));
+  OK(lockstep_train_save_checkpoint(adam, path));
+  lockstep_train_model* const sgd =
+      make(world, folder, "{\"optimizer\": {\"type\": \"sgd\", \"lr\": 0.1}, \"loss\": \"mse\"}");
+  const double before = fingerprint(sgd);
+  CHECK(before != fingerprint(adam));
+  CHECK(lockstep_train_resume(sgd, path, NULL) == LOCKSTEP_TRAIN_FILE_FAILED);
+  CHECK(fingerprint(sgd) == before);
+  OK(lockstep_train_step(sgd, &good.input, 1, &good.target, 1, NULL));
+  OK(lockstep_train_free(sgd));
+  OK(lockstep_train_free(adam));
+}
+
 void test_refusals(lockstep_train_world* world, const char* folder) {
   lockstep_train_model* const model = make(world, folder, CONFIGURATION);
   const double before = fingerprint(model);
@@ -52,6 +98,8 @@ void test_refusals(lockstep_train_world* world, const char* folder) {
   CHECK(fingerprint(model) == before); /* nothing of this has trained */
   OK(lockstep_train_step(model, &good.input, 1, &good.target, 1, &loss));
   CHECK(fingerprint(model) != before);
+  test_schedule_that_ends(world, folder);
+  test_other_checkpoint(world, folder);
 }
 
 void test_files(lockstep_train_world* world, const char* folder) {
