@@ -35,7 +35,8 @@ class Splice {
       : local_(local), tls_(tls), wire_(wire), other_(other) {}
 
   std::string run() {
-    while (goes_on()) wait();
+    while (goes_on())
+      if (!has_more_ || !in_.is_empty()) wait();
     return reason_;
   }
 
@@ -72,6 +73,7 @@ class Splice {
 
   bool fill_incoming() {
     if (!in_.is_empty()) return true;
+    has_more_ = false;
     while (!in_.source_ended && in_.end < in_.buffer.size()) {
       ERR_clear_error();
       const int count = SSL_read(tls_, in_.buffer.data() + in_.end, static_cast<int>(in_.buffer.size() - in_.end));
@@ -85,6 +87,7 @@ class Splice {
       }
       return can_wait(count, reads_wait_for_write_);
     }
+    has_more_ = !in_.source_ended;
     return true;
   }
 
@@ -149,6 +152,7 @@ class Splice {
   const std::string& other_;
   Flow out_, in_;
   bool writes_wait_ = false, reads_wait_for_write_ = false;
+  bool has_more_ = false;  ///< OpenSSL may hold bytes that have left the socket, so poll() would not tell of them
   std::string reason_;
 };
 

@@ -194,6 +194,23 @@ TEST_F(Links, CarryMuchBothWaysAtOnce) {
   RecordProperty("Gbit/s there and back", std::to_string(16.0 * static_cast<double>(much.size()) / seconds / 1e9));
 }
 
+TEST_F(Links, TheEndOfAMessageDoesNotWaitForTheNext) {
+  begin();
+  const FileDescriptor here = connect(rank_of_b()), there = accepted();
+  ASSERT_TRUE(here && there);
+  // More than fits into a relay's buffer, so the rest may already be in OpenSSL's.
+  for (const size_t bytes : {256u << 10, (256u << 10) + 1, (272u << 10) - 1, 272u << 10, 512u << 10, (1u << 20) + 7})
+    for (int turn = 0; turn < 20; ++turn) {
+      const std::string text(bytes, static_cast<char>('a' + turn));
+      std::thread out([&] { say(here, text); });
+      const std::string heard = hear(there, bytes);
+      out.join();
+      ASSERT_TRUE(heard == text) << bytes;
+      say(there, ".");
+      ASSERT_EQ(hear(here, 1), ".");
+    }
+}
+
 TEST_F(Links, AReaderThatStopsDoesNotStopOthersAndLosesNothing) {
   begin();
   const uint16_t port = rank_of_b();
