@@ -159,8 +159,9 @@ struct Transformer : Model {
 };
 
 struct Small : Model {
-  Small() {
-    for (int i = 0; i < 1000; ++i) scales.push_back(register_parameter("scale" + std::to_string(i), at::ones({64})));
+  explicit Small(int parameters) {
+    for (int i = 0; i < parameters; ++i)
+      scales.push_back(register_parameter("scale" + std::to_string(i), at::ones({64})));
   }
   at::Tensor loss(const at::Tensor& data, const at::Tensor&) override {
     at::Tensor x = data;
@@ -190,7 +191,8 @@ std::shared_ptr<Model> make_model(const std::string& name) {
   if (name == "resnet") model = std::make_shared<ResNet>(ResNetShape{1, 3, 1, false, {32, 64, 128}, 10});
   if (name == "resnet18") model = std::make_shared<ResNet>(ResNetShape{3, 7, 2, true, {64, 128, 256, 512}, 1000});
   if (const auto shape = transformer_named(name)) model = std::make_shared<Transformer>(*shape);
-  if (name == "small_1000") model = std::make_shared<Small>();
+  if (name == "small_1000") model = std::make_shared<Small>(1000);
+  if (name == "small_10000") model = std::make_shared<Small>(10000);
   if (name == "linear_100m") model = std::make_shared<Linear100m>();
   if (!model) throw std::invalid_argument("no model is named " + name);
   fill(*model);
@@ -206,7 +208,7 @@ Batch make_batch(const std::string& model, int rank) {
   if (model == "resnet18") return {formula({64, 3, 224, 224}, key).to(at::kFloat), whole({64}, key + 1, 1000)};
   if (const auto shape = transformer_named(model))
     return {whole({shape->batch, shape->length}, key, kTokens), whole({shape->batch, shape->length}, key + 1, kTokens)};
-  if (model == "small_1000") return {formula({64}, key).to(at::kFloat), {}};
+  if (model.starts_with("small_")) return {formula({64}, key).to(at::kFloat), {}};
   if (model == "linear_100m") return {formula({1, 2048}, key).to(at::kFloat), {}};
   return {formula({64, 784}, key).to(at::kFloat), whole({64}, key + 1, 10)};
 }

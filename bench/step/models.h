@@ -14,10 +14,10 @@ struct Model : torch::nn::Module {
 
 /// mlp: 784-2048-2048-10, batch 64. resnet: stem and three stages of two blocks, 32, 64 and 128 channels, images of
 /// 28x28, batch 64. transformer: 6 layers of width 256, 4 x 64 tokens of 1000. small_1000: 1000 parameters of 64
-/// floats. linear_100m: 24 matrices of 2048 x 2048. gpt_24: a transformer with causal attention, 24 layers of width
-/// 592, which are units of 4.2 million parameters, 4 x 16 tokens of 1000. For GPUs: resnet18, with shortcuts that have
-/// no norm, 64 images of 224x224; gpt, the transformer with causal attention, 32 x 256 tokens. Weights are formulas of
-/// their place. Throws std::invalid_argument.
+/// floats; small_10000: 10000. linear_100m: 24 matrices of 2048 x 2048. gpt_24: a transformer with causal attention, 24
+/// layers of width 592, which are units of 4.2 million parameters, 4 x 16 tokens of 1000. For GPUs: resnet18, with
+/// shortcuts that have no norm, 64 images of 224x224; gpt, the transformer with causal attention, 32 x 256 tokens.
+/// Weights are formulas of their place. Throws std::invalid_argument.
 std::shared_ptr<Model> make_model(const std::string& name);
 
 struct Batch {

@@ -28,7 +28,7 @@ SYSTEMS = {
     "pytorch_zero_gloo": ("PyTorch ZeroRedundancyOptimizer on Gloo", "#e69f00"),
 }
 MODELS = {"mlp": "MLP 784-2048-2048-10", "resnet": "small ResNet, 28x28", "transformer": "transformer, 6 x 256",
-          "small_1000": "1000 parameters of 64"}
+          "small_1000": "1000 parameters of 64", "small_10000": "10000 parameters of 64"}
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 1080, 430, 64, 20, 104, 56
 INK, FAINT = "#222", "#dddddd"
 

@@ -21,7 +21,8 @@ inline constexpr std::string_view kStepSystems[] = {
 constexpr bool is_side_by_side(std::string_view system) { return system.starts_with("side_by_side"); }
 /// How many processes do the work of `ranks`.
 constexpr int processes_of(std::string_view system, int ranks) { return system == "one_process" ? 1 : ranks; }
-inline constexpr std::string_view kStepModels[] = {"mlp", "resnet", "transformer", "small_1000", "linear_100m"};
+inline constexpr std::string_view kStepModels[] = {"mlp",        "resnet",      "transformer",
+                                                   "small_1000", "small_10000", "linear_100m"};
 /// LibTorch's own in C++; in Python with fused=True.
 inline constexpr std::string_view kStepOptimizers[] = {"sgd", "adamw"};
 

@@ -114,9 +114,9 @@ class Transformer(nn.Module):
 
 
 class Small(nn.Module):
-    def __init__(self):
+    def __init__(self, parameters):
         super().__init__()
-        for i in range(1000):
+        for i in range(parameters):
             self.register_parameter(f"scale{i}", nn.Parameter(torch.ones(64)))
         self.scales = list(self.parameters())
 
@@ -138,7 +138,7 @@ class Linear100m(nn.Module):
         return data.square().mean()
 
 
-MODELS = {"mlp": Mlp, "resnet": ResNet, "small_1000": Small, "linear_100m": Linear100m, "resnet18": resnet18,
+MODELS = {"mlp": Mlp, "resnet": ResNet, "small_1000": lambda: Small(1000), "small_10000": lambda: Small(10000), "linear_100m": Linear100m, "resnet18": resnet18,
           **{name: lambda name=name: Transformer(name) for name in TRANSFORMERS}}
 
 
@@ -158,7 +158,7 @@ def make_batch(model, rank):
     if model in TRANSFORMERS:
         shape = TRANSFORMERS[model][-2:]
         return whole(shape, key, TOKENS), whole(shape, key + 1, TOKENS)
-    if model == "small_1000":
+    if model.startswith("small_"):
         return formula((64,), key).float(), None
     if model == "linear_100m":
         return formula((1, 2048), key).float(), None

@@ -11,10 +11,24 @@ constexpr const char* kTwoThreads =
     "was reached by the backward of one thread while that of another was still running; let one thread at a time run "
     "backward of a model, or give each thread a model of its own";
 
+constexpr size_t kNotedAtMost = 32;
+
+/// By parameter: 1 if it is on the CPU, so small that 32 of them fit the second-level cache, and not the last of its
+/// bucket. With the last one, the bucket is full, as a rule, and is sent at once.
+std::vector<uint8_t> those_that_wait(const ReductionPlan& plan) {
+  constexpr size_t kSmall = 8 << 10;
+  std::vector<uint8_t> wait;
+  for (const at::Tensor& parameter : plan.tensors)
+    wait.push_back(parameter.is_cpu() && parameter.nbytes() <= kSmall ? 1 : 0);
+  for (const auto& bucket : plan.buckets) wait[bucket.back()] = 0;
+  return wait;
+}
+
 }  // namespace
 
 BackwardTracker::BackwardTracker(ReductionParts& parts, Reduction& reduction, std::function<std::string()> objection)
-    : parts_(parts), reduction_(&reduction), objection_(std::move(objection)) {
+    : parts_(parts), reduction_(&reduction), objection_(std::move(objection)), waits_(those_that_wait(parts.plan)) {
+  noted_.reserve(kNotedAtMost);
   for (size_t i = 0; i < parts.plan.tensors.size(); ++i) follow(i, parts.plan.tensors[i]);
 }
 
@@ -27,6 +41,7 @@ void BackwardTracker::follow(size_t parameter, const at::Tensor& tensor) {
 
 void BackwardTracker::before_gradient(size_t parameter) {
   const bool beside = is_stepped_elsewhere();  // the step may end while this waits for the mutex
+  if (!beside && is_in_quiet_backward()) return;
   const MutexLock lock(mutex);
   if (beside || is_stepped_elsewhere()) {
     parts_.message.set_lasting_trouble(kBesideStep);
@@ -38,17 +53,37 @@ void BackwardTracker::before_gradient(size_t parameter) {
 }
 
 void BackwardTracker::accumulated(size_t parameter, bool any) {
+  if (any && waits_[parameter] != 0 && is_in_quiet_backward() && is_in_outermost_backward()) {
+    noted_.push_back(parameter);
+    if (noted_.size() < kNotedAtMost) return;
+    const MutexLock lock(mutex);
+    return report_noted();
+  }
   const MutexLock lock(mutex);
   if (parts_.backward.phase != Backward::Phase::kInBackward) begin_backward();
   check_thread(parameter);
   if (!any) return;
+  if (is_in_quiet_backward()) report_noted();
+  report(parameter);
+}
+
+void BackwardTracker::report_noted() {
+  for (size_t i = 0; i < noted_.size(); ++i) report(noted_[i]);
+  noted_.clear();
+}
+
+void BackwardTracker::report(size_t parameter) {
+  reached(parameter);
+  reduction_->ready(parameter);
+}
+
+void BackwardTracker::reached(size_t parameter) {
   // Autograd's zeros have no memory, but all code that inspects a gradient reads it.
   const at::Tensor& tensor = parts_.plan.tensors[parameter];
   if (const at::Tensor& gradient = tensor.grad(); gradient.defined() && gradient._is_zerotensor())
     tensor.mutable_grad() = at::zeros(gradient.sizes(), gradient.options());
   parts_.backward.reached[parameter] = true;
   parts_.record.reached(parameter);
-  reduction_->ready(parameter);
 }
 
 void BackwardTracker::captured() {
@@ -81,6 +116,7 @@ void BackwardTracker::begin_backward() {
     parts_.message.note_trouble(*stepped, kSteppedBesideScaler);
   backward.number = current_backward();
   backward.thread = std::this_thread::get_id();
+  quiet_ = !reduction_->acts_before_gradients();
   backward.accumulates = passes.reduce_every() > 1;
   backward.reduces = passes.reduce_every() > 0 && passes.since_reduction + 1 >= passes.reduce_every();
   // Virtual ranks take a step's gradients out of .grad, one after the other, which does not count as clearing.
@@ -99,13 +135,16 @@ void BackwardTracker::begin_backward() {
                                     [this, number = backward.number] {
                                       const MutexLock lock(mutex);
                                       Backward& ended = parts_.backward;
-                                      if (ended.number == number && ended.phase == Backward::Phase::kInBackward)
-                                        ended.phase = Backward::Phase::kAbandoned;
+                                      if (ended.number != number || ended.phase != Backward::Phase::kInBackward) return;
+                                      for (const size_t parameter : noted_) reached(parameter);
+                                      noted_.clear();
+                                      ended.phase = Backward::Phase::kAbandoned;
                                     }});
 }
 
 void BackwardTracker::end_backward() {
   const MutexLock lock(mutex);
+  report_noted();
   parts_.backward.phase = Backward::Phase::kIdle;
   parts_.record.end(current_backward());
   ++parts_.passes.since_reduction;
@@ -114,7 +153,7 @@ void BackwardTracker::end_backward() {
 }
 
 void BackwardTracker::check_thread(size_t parameter) {
-  if (parts_.plan.tensors[parameter].is_cpu() && parts_.backward.is_of_another_thread())
+  if (parts_.backward.is_of_another_thread() && parts_.plan.tensors[parameter].is_cpu())
     parts_.message.note_trouble(parameter, kTwoThreads);
 }
 

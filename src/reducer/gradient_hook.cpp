@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -40,24 +41,45 @@ void translating(const Function& function) {
   }
 }
 
+/// The list of a tensor's hooks in C++, and the hook that runs them.
+struct ListedHooks {
+  std::shared_ptr<torch::autograd::hooks_list> list;
+  std::unique_ptr<torch::autograd::FunctionPreHook> runner;
+};
+
 /// Calls a function before a gradient is accumulated, with whether there is one, and another, if given, when something
-/// other than remove_hook() removes this hook from the tensor.
+/// other than remove_hook() removes this hook from the tensor. Before that, it runs `listed`, if given. While that list
+/// is empty, the tensor has one hook instead of two, which counts with a thousand small parameters.
 class BeforeAccumulation final : public torch::autograd::FunctionPreHook {
  public:
-  BeforeAccumulation(std::function<void(bool any)> arriving, std::function<void()> dropped)
-      : arriving_(std::move(arriving)), dropped_(std::move(dropped)) {}
+  BeforeAccumulation(std::function<void(bool any)> arriving, std::function<void()> dropped, ListedHooks listed)
+      : arriving_(std::move(arriving)), listed_(std::move(listed)), dropped_(std::move(dropped)) {}
   ~BeforeAccumulation() override {
     if (dropped_) dropped_();
   }
   BeforeAccumulation(const BeforeAccumulation&) = delete;
-  void forget() { dropped_ = nullptr; }
+  /// Forgets `dropped`. Returns the runner of the listed hooks; null if another hook is the runner.
+  std::unique_ptr<torch::autograd::FunctionPreHook> take_apart() {
+    dropped_ = nullptr;
+    return std::move(listed_.runner);
+  }
   variable_list operator()(const variable_list& gradients) override {
-    translating([&] { arriving_(!gradients.empty() && gradients.front().defined()); });
-    return gradients;
+    if (!listed_.list || listed_.list->empty()) {
+      tell(gradients);
+      return gradients;
+    }
+    variable_list theirs = (*listed_.runner)(gradients);
+    tell(theirs);
+    return theirs;
   }
 
  private:
+  void tell(const variable_list& gradients) const {
+    translating([&] { arriving_(!gradients.empty() && gradients.front().defined()); });
+  }
+
   const std::function<void(bool any)> arriving_;
+  ListedHooks listed_;
   std::function<void()> dropped_;
 };
 
@@ -66,22 +88,27 @@ class BeforeAccumulation final : public torch::autograd::FunctionPreHook {
 torch::autograd::FunctionPreHook* add_hook(const at::Tensor& tensor, std::function<void(bool any)> arriving,
                                            std::function<void()> dropped = nullptr) {
   auto* meta = torch::autograd::impl::materialize_autograd_meta(tensor);
+  ListedHooks listed;
   if (!meta->cpp_hooks_list_) {
     auto kept = std::exchange(meta->hooks_, {});
     torch::autograd::impl::create_cpp_hook(tensor);
-    for (auto& hook : meta->hooks_) kept.push_back(std::move(hook));
+    listed = {meta->cpp_hooks_list_, std::move(meta->hooks_.back())};
     meta->hooks_ = std::move(kept);
   }
-  meta->hooks_.push_back(std::make_unique<BeforeAccumulation>(std::move(arriving), std::move(dropped)));
+  meta->hooks_.push_back(
+      std::make_unique<BeforeAccumulation>(std::move(arriving), std::move(dropped), std::move(listed)));
   return meta->hooks_.back().get();
 }
 
 void remove_hook(const at::Tensor& tensor, const torch::autograd::FunctionPreHook* hook) {
-  std::erase_if(torch::autograd::impl::hooks(tensor), [&](const auto& one) {
-    if (one.get() != hook) return false;
-    if (auto* const own = dynamic_cast<BeforeAccumulation*>(one.get())) own->forget();
-    return true;
-  });
+  auto& all = torch::autograd::impl::hooks(tensor);
+  const auto found = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.get() == hook; });
+  auto* const own = found == all.end() ? nullptr : dynamic_cast<BeforeAccumulation*>(found->get());
+  if (own == nullptr) return;
+  if (auto runner = own->take_apart())
+    *found = std::move(runner);
+  else
+    all.erase(found);
 }
 
 class AfterAccumulation final : public torch::autograd::FunctionPostHook {
@@ -130,9 +157,19 @@ class Waiting : public std::enable_shared_from_this<Waiting> {
 /// it into .grad. `chosen` are the nodes that the backward was asked for.
 template <typename Chosen, typename NodePointer>
 bool is_captured(const Chosen* chosen, const NodePointer& accumulator) {
-  if (chosen == nullptr || chosen->empty() || !accumulator) return false;  // the usual case: everything goes into .grad
+  if (chosen == nullptr || chosen->empty() || !accumulator) return false;
   const auto found = chosen->find(&*accumulator);
   return found != chosen->end() && found->second.captures_ != nullptr;
+}
+
+/// Whether `weak` refers to the node that `held` keeps alive. Compares addresses, because a lock would cost two atomic
+/// operations for each gradient.
+template <typename Weak, typename NodePointer>
+bool refers_to(const Weak& weak, const NodePointer& held) {
+  if constexpr (requires { weak._unsafe_get_target(); })
+    return weak._unsafe_get_target() == held.get();
+  else
+    return !weak.owner_before(held) && !held.owner_before(weak);
 }
 
 /// The tensors that GradientHooks follow, and how many hooks follow each: two while a refresh() is running.
@@ -172,16 +209,6 @@ struct Dropped {
 Dropped& dropped() {
   static auto* const kDropped = new Dropped;
   return *kDropped;
-}
-
-struct Watches {
-  Mutex mutex;
-  std::vector<const BackwardWatch*> list LOCKSTEP_GUARDED_BY(mutex);
-};
-
-Watches& watches() {
-  static auto* const kWatches = new Watches;
-  return *kWatches;
 }
 
 /// Wraps the process's autograd engine to see every backward; hooks on tensors do not see one that goes through other
@@ -245,13 +272,17 @@ GradientHook::~GradientHook() {
   for (const Accumulator& one : earlier_) one.node->del_post_hook(one.key);
 }
 
-void GradientHook::arriving(bool any) {
+void GradientHook::look_for_another_node() {
   auto now = torch::autograd::impl::try_get_grad_accumulator(parameter_);
-  if (now && now != accumulator_.node) {
-    // The engine looks up a node's post hooks only after its pre-hooks have run, so this one is still called.
-    const uintptr_t key = now->add_post_hook(std::make_unique<AfterAccumulation>(events_.accumulated));
-    earlier_.push_back(std::exchange(accumulator_, {std::move(now), key}));
-  }
+  if (!now || now == accumulator_.node) return;
+  // The engine looks up a node's post hooks only after its pre-hooks have run, so this one is still called.
+  const uintptr_t key = now->add_post_hook(std::make_unique<AfterAccumulation>(events_.accumulated));
+  earlier_.push_back(std::exchange(accumulator_, {std::move(now), key}));
+}
+
+void GradientHook::arriving(bool any) {
+  const auto* const meta = torch::autograd::impl::get_autograd_meta(parameter_);
+  if (meta == nullptr || !refers_to(meta->grad_accumulator_, accumulator_.node)) look_for_another_node();
   if (is_captured())
     events_.captured();
   else if (events_.before && any)
@@ -260,6 +291,7 @@ void GradientHook::arriving(bool any) {
 
 bool GradientHook::is_captured() const {
   const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
+  if (chosen == nullptr || chosen->empty()) return false;  // the usual case: everything goes into .grad
   return lockstep::is_captured(chosen, accumulator_.node) ||
          std::any_of(earlier_.begin(), earlier_.end(),
                      [&](const Accumulator& one) { return lockstep::is_captured(chosen, one.node); });
@@ -318,32 +350,6 @@ void watch_engine() {
     WatchedEngine::install();
     return true;
   }();
-}
-
-BackwardWatch::BackwardWatch(std::function<void()> look) : look_(std::move(look)) {
-  watch_engine();
-  Watches& all = watches();
-  const MutexLock lock(all.mutex);
-  all.list.push_back(this);
-}
-
-BackwardWatch::~BackwardWatch() {
-  Watches& all = watches();
-  const MutexLock lock(all.mutex);
-  std::erase(all.list, this);
-}
-
-std::vector<const BackwardWatch*> BackwardWatch::of_this_thread() {
-  std::vector<const BackwardWatch*> mine;
-  Watches& all = watches();
-  const MutexLock lock(all.mutex);
-  for (const BackwardWatch* watch : all.list)
-    if (watch->thread_ == std::this_thread::get_id()) mine.push_back(watch);
-  return mine;
-}
-
-void BackwardWatch::begin() {
-  for (const BackwardWatch* watch : of_this_thread()) watch->look_();
 }
 
 void at_end_of_backward(std::function<void(bool nested)> function) {

@@ -53,6 +53,8 @@ class GradientHook {
   };
 
   void arriving(bool any);
+  /// Follows the parameter's present node, if autograd has made a new one.
+  void look_for_another_node();
   bool is_captured() const;
   void put_on_tensor();
 

@@ -55,14 +55,30 @@ at::Tensor GradientSlot::gradient_here() const {
   return lies_here(gradient) ? gradient : at::Tensor();
 }
 
+bool GradientSlot::can_copy_bytes(const at::Tensor& gradient) const {
+  return small_place_ != nullptr && gradient.is_cpu() && gradient.is_contiguous() && !gradient.is_conj() &&
+         !gradient.is_neg() && gradient.scalar_type() == flat_.scalar_type() && gradient.sizes() == parameter_.sizes();
+}
+
 void GradientSlot::copy_in(const at::Tensor& gradient) const {
   // With a thousand small tensors, most of the time would go into the dispatch of copy_, and much of the rest into
   // reading gradient_, which has left the caches since the last step.
-  if (small_place_ != nullptr && gradient.is_cpu() && gradient.is_contiguous() && !gradient.is_conj() &&
-      !gradient.is_neg() && gradient.scalar_type() == flat_.scalar_type() && gradient.sizes() == parameter_.sizes())
+  if (can_copy_bytes(gradient))
     std::memcpy(small_place_, gradient.const_data_ptr(), gradient.nbytes());
   else
     gradient_.copy_(gradient);
+}
+
+bool GradientSlot::take_small() {
+  at::Tensor& gradient = parameter_.mutable_grad();
+  if (!gradient.defined() || gradient.layout() != at::kStrided || !can_copy_bytes(gradient) ||
+      gradient.numel() != elements_ || gradient.requires_grad() || lies_here(gradient) || is_held_elsewhere(gradient_))
+    return false;
+  std::memcpy(small_place_, gradient.const_data_ptr(), gradient.nbytes());
+  gradient = gradient_;
+  kept_.reset();
+  used_ = filled_ = true;
+  return true;
 }
 
 void GradientSlot::part_with_handles() {
@@ -78,6 +94,8 @@ void GradientSlot::keep() {
 }
 
 const char* GradientSlot::fill(bool used, bool counts) {
+  if (used && counts && take_small()) return nullptr;
+  at::NoGradGuard no_grad;
   const char* why = problem();
   const at::Tensor& gradient = parameter_.grad();
   const bool here = lies_here(gradient);

@@ -20,6 +20,7 @@ class OverlappedReduction final : public Reduction {
   void begin() override;
   void backward_begins() override {}
   void before_gradient(size_t parameter) override;
+  bool acts_before_gradients() const override { return parts_.plan.rank_zero_adds_it(); }
   void ready(size_t parameter) override;
   void backward_ended() override;
   void reduce() override;

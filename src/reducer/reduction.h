@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <optional>
@@ -25,18 +26,23 @@ namespace lockstep {
 /// The state of the backward that is running or ran last.
 struct Backward {
   enum class Phase { kIdle, kInBackward, kAbandoned };
-  Phase phase = Phase::kIdle;
-  bool reduces = false;       ///< whether it ends with a reduction
-  bool accumulates = false;   ///< whether it is one of several that accumulate() reduces together
-  bool is_nested = false;     ///< a nested one has run, so a parameter may get several gradients in one backward
-  int number = -1;            ///< see current_backward()
-  std::thread::id thread;     ///< the calling thread
-  int captured = -1;          ///< the last backward that captured gradients
-  std::vector<bool> reached;  ///< parameters reached since the last reduction
+  std::atomic<Phase> phase = Phase::kIdle;
+  bool reduces = false;      ///< whether it ends with a reduction
+  bool accumulates = false;  ///< whether it is one of several that accumulate() reduces together
+  bool is_nested = false;    ///< a nested one has run, so a parameter may get several gradients in one backward
+  int number = -1;           ///< see current_backward()
+  std::atomic<std::thread::id> thread{};  ///< the calling thread
+  int captured = -1;                      ///< the last backward that captured gradients
+  std::vector<bool> reached;              ///< parameters reached since the last reduction
 
+  /// Whether this thread has begun it and it runs. The only thing here that may be asked without the tracker's mutex:
+  /// no other thread changes the answer.
+  bool is_of_this_thread() const {
+    return phase.load(std::memory_order_relaxed) == Phase::kInBackward && !is_of_another_thread();
+  }
   /// Called when a gradient arrives: records whether it belongs to a nested backward.
   void look_whether_nested() { is_nested = is_nested || current_backward() != number; }
-  bool is_of_another_thread() const { return thread != std::this_thread::get_id(); }
+  bool is_of_another_thread() const { return thread.load(std::memory_order_relaxed) != std::this_thread::get_id(); }
   void forget_reached() { reached.assign(reached.size(), false); }
 };
 
@@ -78,6 +84,8 @@ class Reduction {
   virtual void backward_begins() = 0;
   /// Called before a gradient of the parameter is accumulated into .grad.
   virtual void before_gradient(size_t parameter) = 0;
+  /// Whether before_gradient() does anything in the backward passes of this rank.
+  virtual bool acts_before_gradients() const = 0;
   /// Called after a gradient of the parameter was accumulated into .grad.
   virtual void ready(size_t parameter) = 0;
   /// Called when the outermost backward has computed all gradients.

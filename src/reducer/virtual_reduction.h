@@ -27,6 +27,7 @@ class VirtualReduction final : public Reduction {
   void begin() override;
   void backward_begins() override;
   void before_gradient(size_t parameter) override { step_.before_accumulation(parameter); }
+  bool acts_before_gradients() const override { return true; }
   void ready(size_t parameter) override;
   void backward_ended() override;
   void reduce() override;
