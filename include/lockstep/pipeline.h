@@ -107,6 +107,8 @@ class Pipeline : public detail::StateInSlices {
   /// Loads such a state, given to every rank. Throws Error, before anything is changed, unless names, shapes and dtypes
   /// are the sequence's.
   void load_state_dict(const StateDict& state) override;
+  /// The ranks that the Checkpointer must be made over.
+  const Group* slice_holders() const override;
   /// For a Checkpointer: checkpointer.add("model", pipeline). Throws Error if the replicas of a stage differ.
   [[nodiscard]] StateDict state_in_slices() override;
   std::vector<detail::ElementRange> elements_to_load(const StateDict& state) const override;

@@ -187,6 +187,8 @@ StateDict Pipeline::state_dict() {
   return result;
 }
 
+const Group* Pipeline::slice_holders() const { return &state_->group; }
+
 StateDict Pipeline::state_in_slices() {
   State& state = *state_;
   state.check_steps();

@@ -67,12 +67,21 @@ struct Run {
   int end = kEnd;
   int every = 1;
   int expected_start = 0;
+  bool keep_gathered = false;
 };
+
+template <typename Model>
+Model made(const SmallGpt& net, Context& context, const Run& run) {
+  if constexpr (std::derived_from<Model, FullySharded>)
+    return Model(net, context, {.keep_gathered = run.keep_gathered});
+  else
+    return Model(net, context);
+}
 
 template <typename Model>
 std::string trained(Context& context, const std::string& folder, const Run& run) {
   SmallGpt net(kLayers);
-  Model model(net, context);
+  Model model = made<Model>(net, context, run);
   const AdamWOptions options = AdamWOptions(0.01).weight_decay(0.1);
   ZeroRedundancyOptimizer optimizer(model, decay_groups(*net, options), options);
   Checkpointer checkpointer(folder, context.group(), {.memory_every_n_steps = run.every});
@@ -142,6 +151,19 @@ TEST(ShardedMemory, ALostMachineComesBackFromItsNeighbour) {
       memories.lose(lost);
       EXPECT_EQ(run(memories, machines, folder.path(), {.expected_start = 4}), undisturbed(machines));
     }
+}
+
+TEST(ShardedMemory, UnitsThatStayGatheredAreSavedInSlicesToo) {
+  for (const std::string machines : {"ab", "aabb"}) {
+    SCOPED_TRACE(machines);
+    Memories memories(machines);
+    const TemporaryFolder folder;
+    run(memories, machines, folder.path(), {.end = 3, .keep_gathered = true});
+    memories.lose('b');
+    run(memories, machines, folder.path(), {.end = 4, .expected_start = 3, .keep_gathered = true});
+    // Units need not stay gathered in all runs.
+    EXPECT_EQ(run(memories, machines, folder.path(), {.expected_start = 4}), undisturbed(machines));
+  }
 }
 
 TEST(ShardedMemory, TwoMachinesMayBeLostThatAreNoNeighbours) {

@@ -44,6 +44,19 @@ TEST_P(WrongPipelineOn, OptionsThatDiffer) {
       "micro_batches: 2");
 }
 
+TEST_P(WrongPipelineOn, ACheckpointerOverOtherRanks) {
+  const TemporaryFolder folder;
+  refused(
+      GetParam(),
+      [&](Context& context) {
+        Pipeline pipeline(small_sequence(), context.group().split(context.rank()));
+        Checkpointer checkpointer(folder.path(), context.group());
+        checkpointer.add("model", pipeline);
+        checkpointer.save(1);
+      },
+      "give it the group that the model was made with");
+}
+
 TEST_P(WrongPipelineOn, LayersThatDiffer) {
   refused(
       GetParam(),
