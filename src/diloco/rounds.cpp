@@ -116,7 +116,8 @@ DiLoCo::State::State(Replica& of, const Group& group, DiLoCoOptions given)
       names_(names_of(model_.attached.trained())),
       fragment_parameters_(checked_fragments(group, model_, options_)),
       machines_(group, model_.group),
-      fragments_(make_fragments()) {
+      fragments_(make_fragments()),
+      frozen_(fragments_.size()) {
   std::string optimizers;
   for (const OuterFragment& fragment : fragments_) optimizers += fragment.describe() + '\n';
   check_same_on_all_ranks(group, "option", optimizers);
@@ -157,6 +158,14 @@ void DiLoCo::State::check_usable() const {
                   "DiLoCo: the model has averaged weights; destroy the guard of averaged_weights() first");
 }
 
+void DiLoCo::State::note_frozen() {
+  for (size_t which = 0; which < fragments_.size(); ++which) {
+    const auto& parameters = fragments_[which].fragment().parameters();
+    for (size_t i = 0; i < parameters.size(); ++i)
+      if (!parameters[i].requires_grad()) frozen_[which] = static_cast<int32_t>(fragment_parameters_[which][i]);
+  }
+}
+
 std::string DiLoCo::State::described() const { return describe(options_) + fragments_.front().kind_of_optimizer(); }
 
 Standing DiLoCo::State::agree(size_t which, const at::Tensor& values) const {
@@ -165,11 +174,9 @@ Standing DiLoCo::State::agree(size_t which, const at::Tensor& values) const {
   if (values.defined() && !at::isfinite(values).all().item<bool>()) mine = {Condition::kNotFinite};
   uint64_t hash = Hash::kStart;
   const auto& parameters = fragments_[which].fragment().parameters();
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (machines_.here().world_size() > 1) hash = Hash::mixed(hash, hash_of(parameters[i]));
-    if (!parameters[i].requires_grad())
-      mine = {Condition::kFrozen, static_cast<int32_t>(fragment_parameters_[which][i])};
-  }
+  if (machines_.here().world_size() > 1)
+    for (const at::Tensor& parameter : parameters) hash = Hash::mixed(hash, hash_of(parameter));
+  if (frozen_[which]) mine = {Condition::kFrozen, *frozen_[which]};
   if (model_.attachments != attachments_) mine = {Condition::kRefreshed};
   const OperationLabel label("a round of DiLoCo");
   const at::Tensor all =
@@ -269,6 +276,7 @@ void DiLoCo::State::write(const OuterFragment& fragment, double keep) {
 
 bool DiLoCo::State::step() {
   check_usable();
+  note_frozen();
   const int64_t now = ++stats.steps;
   bool has_set = false;
   for (Round& round : under_way_)
@@ -294,6 +302,7 @@ bool DiLoCo::State::step() {
 
 void DiLoCo::State::finish() {
   check_usable();
+  note_frozen();
   while (!under_way_.empty()) {
     Round round = std::move(under_way_.front());
     under_way_.pop_front();

@@ -47,6 +47,8 @@ struct DiLoCo::State {
 
   std::vector<diloco::OuterFragment> make_fragments();
   void check_usable() const;
+  /// Remembers the parameters that are frozen in this step, as they may train again by their fragment's turn.
+  void note_frozen();
   /// Whether this machine can send a fragment. Every rank of the machine calls it and gets the same answer.
   diloco::Standing agree(size_t fragment, const at::Tensor& values) const;
   Round begin(size_t fragment);
@@ -76,6 +78,7 @@ struct DiLoCo::State {
   const std::vector<std::vector<size_t>> fragment_parameters_;  ///< places in the model's trained parameters
   const diloco::Machines machines_;
   std::vector<diloco::OuterFragment> fragments_;
+  std::vector<std::optional<int32_t>> frozen_;  ///< by fragment: a parameter that a step saw frozen
   std::deque<Round> under_way_;
   int64_t saved_at_ = 0;  ///< the step of the last state_dict()
 };

@@ -188,6 +188,7 @@ void DiLoCo::State::load_state_dict(const StateDict& state) {
   for (size_t fragment = 0; fragment < fragments_.size(); ++fragment)
     fragments_[fragment].load_state_dict(without_prefix(fragment_name(fragment), state));
   under_way_ = std::move(rounds);
+  frozen_.assign(fragments_.size(), std::nullopt);
   stats.steps = steps;
 }
 

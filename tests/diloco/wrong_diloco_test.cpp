@@ -153,6 +153,26 @@ TEST(WrongDiLoCo, AParameterThatIsFrozenLaterIsNamed) {
     });
 }
 
+/// It trains again when its turn comes, and has moved less than on the machines that did not freeze it.
+TEST(WrongDiLoCo, AParameterThatIsFrozenBetweenTwoTurnsIsNamed) {
+  for (const Engine& engine : kEngines)
+    for (const bool finishes : {false, true})
+      run_ranks(engine, [&](Context& context) {
+        Training training(context, {.sync_every = 4});
+        training.train_until(1);
+        const bool last = engine.machines[static_cast<size_t>(context.rank())] == engine.machines.back();
+        if (last) training.net->first->bias.set_requires_grad(false);
+        training.diloco.step();
+        training.net->first->bias.set_requires_grad(true);
+        const std::string text = thrown_by([&] {
+          training.diloco.step();
+          finishes ? training.diloco.finish() : (void)training.diloco.step();
+        });
+        expect_text(text, "DiLoCo: parameter first.bias of machine ");
+        expect_text(text, " was frozen after the DiLoCo was made");
+      });
+}
+
 TEST(WrongDiLoCo, ReplicasOfAMachineThatDifferAreTold) {
   for (const auto& [engine, expected] :
        {std::pair(Engine{4, "hierarchical", "aabb"},
