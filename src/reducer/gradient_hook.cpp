@@ -127,9 +127,7 @@ class AfterAccumulation final : public torch::autograd::FunctionPostHook {
 class AfterAlarm final : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit AfterAlarm(std::function<void()> accumulated) : accumulated_(std::move(accumulated)) {}
-  void operator()(const torch::autograd::Variable& /*leaf*/) override {
-    translating([&] { accumulated_(); });
-  }
+  void operator()(const torch::autograd::Variable& /*leaf*/) override { translating(accumulated_); }
 
  private:
   const std::function<void()> accumulated_;
