@@ -44,6 +44,7 @@ class LinkProcess {
   FileDescriptor control_;
   pid_t pid_ = -1;
   bool gone_ = false;
+  int unanswered_ = 0;  ///< orders; an answer that came too late is not the next one's
   std::vector<std::string> news_;
 };
 

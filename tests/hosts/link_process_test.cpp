@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <optional>
 #include <random>
 #include <thread>
@@ -92,10 +95,10 @@ class Links : public ::testing::Test {
   // Before any thread.
   LinkProcess a_{key_, "127.0.0.1", 0}, b_{key_, "127.0.0.1", 0};
 
-  void begin(int port_of_b = 0) {
+  void begin(int port_of_b = 0, uint32_t start_of_b = 0) {
     const LinkPeer a{"anna", "127.0.0.1", a_.port()}, b{"bert", "127.0.0.1", port_of_b > 0 ? port_of_b : b_.port()};
     a_.begin({kOfA, 0, {a, b}});
-    b_.begin({kOfB, 1, {a, b}});
+    b_.begin({kOfB, 1, {a, b}, start_of_b});
   }
   /// A rank of machine B listens, and A's ranks can connect.
   uint16_t rank_of_b() {
@@ -194,6 +197,26 @@ TEST_F(Links, CarryMuchBothWaysAtOnce) {
   RecordProperty("Gbit/s there and back", std::to_string(16.0 * static_cast<double>(much.size()) / seconds / 1e9));
 }
 
+/// What a full buffer of the relay leaves behind must not wait for more to arrive.
+TEST_F(Links, AMessageArrivesWholeWhereverItsEndFalls) {
+  begin();
+  const FileDescriptor here = connect(rank_of_b()), there = accepted();
+  ASSERT_TRUE(here && there);
+  const int most = 4 << 20;
+  for (const FileDescriptor* socket : {&here, &there}) {
+    ::setsockopt(socket->get(), SOL_SOCKET, SO_SNDBUF, &most, sizeof most);
+    ::setsockopt(socket->get(), SOL_SOCKET, SO_RCVBUF, &most, sizeof most);
+  }
+  for (int i = 0; i < 400; ++i) {
+    const size_t bytes = (size_t{256} << 10) * static_cast<size_t>(1 + i % 3) + static_cast<size_t>(1 + 37 * i);
+    const std::string text(bytes, static_cast<char>('a' + i % 26));
+    std::thread out([&] { say(here, text); });
+    const bool is_whole = hear(there, bytes) == text;
+    out.join();
+    ASSERT_TRUE(is_whole) << bytes;
+  }
+}
+
 TEST_F(Links, AReaderThatStopsDoesNotStopOthersAndLosesNothing) {
   begin();
   const uint16_t port = rank_of_b();
@@ -261,6 +284,30 @@ TEST_F(Links, ThoseOfAnEarlierStartEndSilently) {
   const FileDescriptor again = connect(port), again_there = accepted();
   say(again, "hello");
   EXPECT_EQ(hear(again_there, 5), "hello");
+}
+
+TEST_F(Links, ARankOfAnEarlierStartDoesNotReachThoseOfThisOne) {
+  begin(0, 1);
+  const FileDescriptor here = connect(rank_of_b());
+  ASSERT_TRUE(here);
+  char byte;
+  EXPECT_LE(::recv(here.get(), &byte, 1, 0), 0);
+  pollfd polled{rank_.socket.get(), POLLIN, 0};
+  EXPECT_EQ(::poll(&polled, 1, 200), 0);
+}
+
+TEST_F(Links, AnAnswerThatCameTooLateIsNotTheNextOnes) {
+  begin();
+  std::ifstream children("/proc/self/task/" + std::to_string(::getpid()) + "/children");
+  pid_t process_of_a = 0;
+  if (!(children >> process_of_a)) GTEST_SKIP() << "this kernel does not list children";
+  const uint16_t port = rank_of_b();
+  ::kill(process_of_a, SIGSTOP);
+  EXPECT_THROW(a_.open({1, static_cast<uint16_t>(port - 1)}), LaunchError);
+  ::kill(process_of_a, SIGCONT);
+  const Listener taken = listen_on(LinkAddresses(kOfA, 2).text_of(1), 0);
+  EXPECT_THROW(a_.open({1, static_cast<uint16_t>(taken.endpoint.port)}), LaunchError) << "the answer to this order";
+  a_.open({1, port});
 }
 
 TEST_F(Links, WrongOrdersAreRefused) {
