@@ -123,6 +123,13 @@ class Links : public ::testing::Test {
     if (from_port != nullptr) *from_port = ntohs(peer.sin_port);
     return socket;
   }
+  /// 0: the kernel does not tell.
+  static pid_t process_of_a() {
+    std::ifstream children("/proc/self/task/" + std::to_string(::getpid()) + "/children");
+    pid_t process = 0;
+    children >> process;
+    return process;
+  }
   static void say(const FileDescriptor& socket, const std::string& text) {
     send_all(socket.get(), text.data(), text.size(), Deadline(milliseconds(10000)));
   }
@@ -298,16 +305,26 @@ TEST_F(Links, ARankOfAnEarlierStartDoesNotReachThoseOfThisOne) {
 
 TEST_F(Links, AnAnswerThatCameTooLateIsNotTheNextOnes) {
   begin();
-  std::ifstream children("/proc/self/task/" + std::to_string(::getpid()) + "/children");
-  pid_t process_of_a = 0;
-  if (!(children >> process_of_a)) GTEST_SKIP() << "this kernel does not list children";
+  const pid_t process = process_of_a();
+  if (process == 0) GTEST_SKIP() << "this kernel does not list children";
   const uint16_t port = rank_of_b();
-  ::kill(process_of_a, SIGSTOP);
+  ::kill(process, SIGSTOP);
   EXPECT_THROW(a_.open({1, static_cast<uint16_t>(port - 1)}), LaunchError);
-  ::kill(process_of_a, SIGCONT);
+  ::kill(process, SIGCONT);
   const Listener taken = listen_on(LinkAddresses(kOfA, 2).text_of(1), 0);
   EXPECT_THROW(a_.open({1, static_cast<uint16_t>(taken.endpoint.port)}), LaunchError) << "the answer to this order";
   a_.open({1, port});
+}
+
+TEST_F(Links, TheEndOfTheProcessIsToldOnce) {
+  begin();
+  const pid_t process = process_of_a();
+  if (process == 0) GTEST_SKIP() << "this kernel does not list children";
+  ::kill(process, SIGKILL);
+  EXPECT_EQ(news_of(a_), "the process that carries the encrypted links has ended\n");
+  pollfd polled{a_.fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&polled, 1, 50), 0) << "nothing more wakes the agent";
+  EXPECT_THROW(a_.open({1, 40000}), LaunchError);
 }
 
 TEST_F(Links, WrongOrdersAreRefused) {
