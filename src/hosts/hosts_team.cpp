@@ -63,6 +63,7 @@ void HostsTeam::add_links(Start& order, const std::string& run_id) const {
     if (node.has_ranks())
       machines.push_back({{node.host.name, node.ready->address, node.ready->link_port}, node.ready->network});
   order.links = plan_links(machines, order.node, run_id);
+  order.links.start = static_cast<uint32_t>(order.restarts);
   const int count = static_cast<int>(machines.size());
   order.address =
       order.links.machines.empty() ? "127.0.0.1" : LinkAddresses(order.links.first_address, count).text_of(order.node);

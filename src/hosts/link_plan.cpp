@@ -21,7 +21,9 @@ LinkPlan plan_links(const std::vector<LinkMachine>& machines, int own, const std
   if (!twice.empty())
     throw LaunchError(kExitNotStarted,
                       twice + " are one machine; with --encrypt give each once, with the number of its ranks");
-  LinkPlan plan{.first_address = LinkAddresses(run_id, static_cast<int>(machines.size())).first(), .machine = own};
+  LinkPlan plan;
+  plan.first_address = LinkAddresses(run_id, static_cast<int>(machines.size())).first();
+  plan.machine = own;
   for (const LinkMachine& machine : machines) plan.machines.push_back(machine.peer);
   return plan;
 }

@@ -19,7 +19,8 @@ struct LinkPlan {
   uint32_t first_address = 0;  ///< of LinkAddresses
   int machine = 0;             ///< this one
   std::vector<LinkPeer> machines;
-  void fields(auto& wire) { wire(first_address), wire(machine), wire(machines); }
+  uint32_t start = 0;  ///< counts the starts of the run
+  void fields(auto& wire) { wire(first_address), wire(machine), wire(machines), wire(start); }
 };
 
 /// What a machine has told about itself.

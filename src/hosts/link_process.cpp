@@ -26,6 +26,7 @@ constexpr size_t kMostMessage = 256 << 10;
 [[noreturn]] void carry_links(FileDescriptor control, Listener listener, const Key& key) {
   ::setsid();
   ::prctl(PR_SET_NAME, "lockstep-links");
+  ::signal(SIGPIPE, SIG_IGN);  // OpenSSL writes to sockets that may have been shut down
   // The agent's descriptors are not kept: its channel must end with it.
   ::dup2(control.release(), 0);
   ::dup2(listener.socket.release(), 1);
@@ -80,10 +81,13 @@ bool LinkProcess::receive(std::string& text, bool waits) {
 std::string LinkProcess::order(const std::string& text) {
   if (::send(control_.get(), text.data(), text.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(text.size()))
     return "the process that carries the encrypted links does not answer";
+  ++unanswered_;
   std::string answer;
   while (receive(answer, /*waits=*/true)) {
-    if (answer[0] == kLinkAnswer) return answer.substr(1);
-    news_.push_back(answer.substr(1));
+    if (answer[0] == kLinkNews)
+      news_.push_back(answer.substr(1));
+    else if (--unanswered_ == 0)
+      return answer.substr(1);
   }
   return "the process that carries the encrypted links does not answer";
 }
@@ -101,8 +105,12 @@ void LinkProcess::open(const LinkEnd& end) {
 
 std::vector<std::string> LinkProcess::take_news() {
   std::string text;
-  while (receive(text, /*waits=*/false))
-    if (text[0] == kLinkNews) news_.push_back(text.substr(1));
+  while (receive(text, /*waits=*/false)) {
+    if (text[0] == kLinkNews)
+      news_.push_back(text.substr(1));
+    else
+      --unanswered_;
+  }
   return std::exchange(news_, {});
 }
 

@@ -29,8 +29,8 @@ class LinkProcess {
   /// Returns when ranks here can connect to `end`. Throws LaunchError with the reason if they cannot.
   void open(const LinkEnd& end);
 
-  /// The descriptor to poll for news.
-  int fd() const { return control_.get(); }
+  /// The descriptor to poll for news; -1 once the process has ended, which would wake the agent without end.
+  int fd() const { return gone_ ? -1 : control_.get(); }
   /// Texts about links that have failed since the last call.
   std::vector<std::string> take_news();
 
@@ -44,6 +44,7 @@ class LinkProcess {
   FileDescriptor control_;
   pid_t pid_ = -1;
   bool gone_ = false;
+  int unanswered_ = 0;  ///< orders; an answer that came too late is not the next one's
   std::vector<std::string> news_;
 };
 

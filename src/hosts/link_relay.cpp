@@ -34,10 +34,12 @@ constexpr size_t kMostOrder = 256 << 10;
 
 /// The first bytes of a link.
 struct Opening {
-  char magic[4] = {'L', 'S', 'L', '1'};
-  uint16_t from_machine = 0;  ///< network byte order, as the ports
-  uint16_t from_port = 0;     ///< the connecting rank's
+  char magic[4] = {'L', 'S', 'L', '2'};
+  uint32_t start = 0;  ///< LinkPlan::start, in network byte order, as all numbers
+  uint16_t from_machine = 0;
+  uint16_t from_port = 0;  ///< the connecting rank's
   uint16_t to_port = 0;
+  uint16_t unused = 0;
 };
 constexpr char kWelcome = 'W', kNobody = 'N';
 
@@ -71,6 +73,7 @@ class OpenSockets {
  public:
   void add(int socket) {
     const MutexLock lock(mutex_);
+    if (over_) ::shutdown(socket, SHUT_RDWR);
     sockets_.push_back(socket);
   }
   /// Must be called before the socket is closed.
@@ -78,8 +81,10 @@ class OpenSockets {
     const MutexLock lock(mutex_);
     sockets_.remove(socket);
   }
+  /// Also those that are added later.
   void shut_all() {
     const MutexLock lock(mutex_);
+    over_ = true;
     for (const int socket : sockets_) ::shutdown(socket, SHUT_RDWR);
   }
   /// Shuts down those that were added first, until at most `most` are left.
@@ -90,12 +95,15 @@ class OpenSockets {
 
  private:
   Mutex mutex_;
+  bool over_ LOCKSTEP_GUARDED_BY(mutex_) = false;
   std::list<int> sockets_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 class Registered {
  public:
-  Registered(OpenSockets& all, int socket) : all_(all), socket_(socket) { all_.add(socket); }
+  Registered(OpenSockets& all, int socket, bool is_added = false) : all_(all), socket_(socket) {
+    if (!is_added) all_.add(socket);
+  }
   ~Registered() { all_.remove(socket_); }
   Registered(const Registered&) = delete;
   Registered& operator=(const Registered&) = delete;
@@ -139,8 +147,9 @@ class Relay {
   std::string open(const std::string& text);
   void accept_stranger();
   void accept_rank(const Door& door);
+  /// Returns whether there is a thread.
   template <typename Body>
-  void on_a_thread(FileDescriptor socket, Body body);
+  bool on_a_thread(FileDescriptor socket, Body body);
   // On threads of their own.
   void carry_out(FileDescriptor local, const LinkEnd& end, const std::shared_ptr<LinksOfAStart>& start);
   void carry_in(FileDescriptor wire);
@@ -238,12 +247,16 @@ void Relay::accept_rank(const Door& door) {
 void Relay::accept_stranger() {
   FileDescriptor socket = accepted_from(listener_.get());
   if (!socket) return;
+  // Before its thread runs: many may wait for their turn to run, and count.
+  const int number = socket.get();
   unproved_.shut_down_to(kMostUnproved - 1);
-  on_a_thread(std::move(socket), [this](FileDescriptor wire) { carry_in(std::move(wire)); });
+  unproved_.add(number);
+  if (!on_a_thread(std::move(socket), [this](FileDescriptor wire) { carry_in(std::move(wire)); }))
+    unproved_.remove(number);
 }
 
 template <typename Body>
-void Relay::on_a_thread(FileDescriptor socket, Body body) {
+bool Relay::on_a_thread(FileDescriptor socket, Body body) {
   try {
     std::thread([body = std::move(body), fd = socket.get()] {
       FileDescriptor own(fd);
@@ -254,8 +267,10 @@ void Relay::on_a_thread(FileDescriptor socket, Body body) {
       }
     }).detach();
     socket.release();  // the thread's
+    return true;
   } catch (const std::system_error& error) {
     tell(kLinkNews, std::string("no thread can be started for an encrypted link: ") + error.what());
+    return false;
   }
 }
 
@@ -277,6 +292,7 @@ void Relay::carry_out(FileDescriptor local, const LinkEnd& end, const std::share
   socklen_t length = sizeof from;
   ::getpeername(local.get(), reinterpret_cast<sockaddr*>(&from), &length);
   Opening opening;
+  opening.start = htonl(now->plan.start);
   opening.from_machine = htons(static_cast<uint16_t>(now->plan.machine));
   opening.from_port = from.sin_port;
   opening.to_port = htons(end.port);
@@ -308,7 +324,7 @@ void Relay::carry_in(FileDescriptor wire) {
   Tls::Session tls;
   Opening opening;
   {
-    const Registered unproved(unproved_, wire.get());
+    const Registered unproved(unproved_, wire.get(), /*is_added=*/true);
     set_on(wire.get(), IPPROTO_TCP, TCP_NODELAY);
     tls = accepting_.connect(wire.get());
     SSL_set_read_ahead(tls.get(), 1);
@@ -320,6 +336,8 @@ void Relay::carry_in(FileDescriptor wire) {
   const LinkPeer* const other = now ? now->peer(ntohs(opening.from_machine)) : nullptr;
   const Opening known;
   if (other == nullptr || std::memcmp(opening.magic, known.magic, sizeof known.magic) != 0) return;
+  // A rank of an earlier start may have found the port of a rank of this one.
+  if (ntohl(opening.start) != now->plan.start) return;
   const Registered wire_open(now->sockets, wire.get());
   const FileDescriptor local = connect_to_rank(*now, opening);
   const char answer = local ? kWelcome : kNobody;
@@ -361,7 +379,8 @@ void run_link_relay(FileDescriptor control, FileDescriptor listener, const Key& 
     descriptors.rlim_cur = descriptors.rlim_max;
     ::setrlimit(RLIMIT_NOFILE, &descriptors);
   }
-  Relay(std::move(control), std::move(listener), key).run();
+  // It is not destroyed, because threads may use it until the process ends.
+  (new Relay(std::move(control), std::move(listener), key))->run();
 }
 
 }  // namespace lockstep::hosts

@@ -12,6 +12,9 @@ namespace lockstep::hosts {
 namespace {
 
 constexpr size_t kBufferBytes = 256 << 10;
+/// A key of AES-GCM must not encrypt more than about 2^24 records (RFC 8446, 5.5), which are 400 GB. OpenSSL does not
+/// count, and a change costs some microseconds.
+constexpr size_t kBytesOfAKey = 32 << 20;
 
 /// One direction.
 struct Flow {
@@ -35,8 +38,7 @@ class Splice {
       : local_(local), tls_(tls), wire_(wire), other_(other) {}
 
   std::string run() {
-    while (goes_on())
-      if (!has_more_ || !in_.is_empty()) wait();
+    while (goes_on()) wait();
     return reason_;
   }
 
@@ -60,20 +62,25 @@ class Splice {
   bool send_outgoing() {
     while (!out_.is_empty()) {
       ERR_clear_error();
+      // It is refused in the middle of a record, and tried again with the next.
+      if (sent_by_key_ >= kBytesOfAKey && SSL_key_update(tls_, SSL_KEY_UPDATE_NOT_REQUESTED) == 1) sent_by_key_ = 0;
+      ERR_clear_error();
       const int count = SSL_write(tls_, out_.data(), static_cast<int>(out_.size()));
       if (count <= 0) return can_wait(count, writes_wait_);
       out_.take(static_cast<size_t>(count));
+      sent_by_key_ += static_cast<size_t>(count);
     }
     if (!out_.has_to_end()) return true;
-    out_.sink_ended = true;
     ERR_clear_error();
-    SSL_shutdown(tls_);
+    // The socket may have no room for the end.
+    if (const int result = SSL_shutdown(tls_); result < 0) return can_wait(result, writes_wait_);
+    out_.sink_ended = true;
     return true;
   }
 
   bool fill_incoming() {
     if (!in_.is_empty()) return true;
-    has_more_ = false;
+    has_more_ = true;
     while (!in_.source_ended && in_.end < in_.buffer.size()) {
       ERR_clear_error();
       const int count = SSL_read(tls_, in_.buffer.data() + in_.end, static_cast<int>(in_.buffer.size() - in_.end));
@@ -85,9 +92,9 @@ class Splice {
         in_.source_ended = true;
         return true;
       }
+      has_more_ = false;
       return can_wait(count, reads_wait_for_write_);
     }
-    has_more_ = !in_.source_ended;
     return true;
   }
 
@@ -135,6 +142,8 @@ class Splice {
   }
 
   void wait() {
+    // OpenSSL may hold what did not fit into the buffer, of which the socket does not tell.
+    if (in_.is_empty() && !in_.source_ended && has_more_) return;
     short local = 0, wire = 0;
     if (out_.is_empty() && !out_.source_ended) local |= POLLIN;
     if (!in_.is_empty()) local |= POLLOUT;
@@ -152,7 +161,8 @@ class Splice {
   const std::string& other_;
   Flow out_, in_;
   bool writes_wait_ = false, reads_wait_for_write_ = false;
-  bool has_more_ = false;  ///< OpenSSL may hold bytes that have left the socket, so poll() would not tell of them
+  bool has_more_ = false;  ///< the buffer was full before OpenSSL was empty
+  size_t sent_by_key_ = 0;
   std::string reason_;
 };
 

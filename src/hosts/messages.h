@@ -9,7 +9,7 @@
 namespace lockstep::hosts {
 
 /// Incremented with every change of the messages below; both sides must have the same.
-constexpr int kProtocol = 5;
+constexpr int kProtocol = 6;
 
 constexpr size_t kMaxHelloBytes = 64 << 10;  ///< a frame's, before the agent has been welcomed
 constexpr size_t kMaxFrameBytes = 8 << 20;

@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <optional>
 #include <random>
 #include <thread>
@@ -92,10 +95,10 @@ class Links : public ::testing::Test {
   // Before any thread.
   LinkProcess a_{key_, "127.0.0.1", 0}, b_{key_, "127.0.0.1", 0};
 
-  void begin(int port_of_b = 0) {
+  void begin(int port_of_b = 0, uint32_t start_of_b = 0) {
     const LinkPeer a{"anna", "127.0.0.1", a_.port()}, b{"bert", "127.0.0.1", port_of_b > 0 ? port_of_b : b_.port()};
     a_.begin({kOfA, 0, {a, b}});
-    b_.begin({kOfB, 1, {a, b}});
+    b_.begin({kOfB, 1, {a, b}, start_of_b});
   }
   /// A rank of machine B listens, and A's ranks can connect.
   uint16_t rank_of_b() {
@@ -119,6 +122,13 @@ class Links : public ::testing::Test {
     if (from != nullptr) *from = ::inet_ntop(AF_INET, &peer.sin_addr, text, sizeof text);
     if (from_port != nullptr) *from_port = ntohs(peer.sin_port);
     return socket;
+  }
+  /// 0: the kernel does not tell.
+  static pid_t process_of_a() {
+    std::ifstream children("/proc/self/task/" + std::to_string(::getpid()) + "/children");
+    pid_t process = 0;
+    children >> process;
+    return process;
   }
   static void say(const FileDescriptor& socket, const std::string& text) {
     send_all(socket.get(), text.data(), text.size(), Deadline(milliseconds(10000)));
@@ -194,21 +204,24 @@ TEST_F(Links, CarryMuchBothWaysAtOnce) {
   RecordProperty("Gbit/s there and back", std::to_string(16.0 * static_cast<double>(much.size()) / seconds / 1e9));
 }
 
-TEST_F(Links, TheEndOfAMessageDoesNotWaitForTheNext) {
+/// What a full buffer of the relay leaves behind must not wait for more to arrive.
+TEST_F(Links, AMessageArrivesWholeWhereverItsEndFalls) {
   begin();
   const FileDescriptor here = connect(rank_of_b()), there = accepted();
   ASSERT_TRUE(here && there);
-  // More than fits into a relay's buffer, so the rest may already be in OpenSSL's.
-  for (const size_t bytes : {256u << 10, (256u << 10) + 1, (272u << 10) - 1, 272u << 10, 512u << 10, (1u << 20) + 7})
-    for (int turn = 0; turn < 20; ++turn) {
-      const std::string text(bytes, static_cast<char>('a' + turn));
-      std::thread out([&] { say(here, text); });
-      const std::string heard = hear(there, bytes);
-      out.join();
-      ASSERT_TRUE(heard == text) << bytes;
-      say(there, ".");
-      ASSERT_EQ(hear(here, 1), ".");
-    }
+  const int most = 4 << 20;
+  for (const FileDescriptor* socket : {&here, &there}) {
+    ::setsockopt(socket->get(), SOL_SOCKET, SO_SNDBUF, &most, sizeof most);
+    ::setsockopt(socket->get(), SOL_SOCKET, SO_RCVBUF, &most, sizeof most);
+  }
+  for (int i = 0; i < 400; ++i) {
+    const size_t bytes = (size_t{256} << 10) * static_cast<size_t>(1 + i % 3) + static_cast<size_t>(1 + 37 * i);
+    const std::string text(bytes, static_cast<char>('a' + i % 26));
+    std::thread out([&] { say(here, text); });
+    const bool is_whole = hear(there, bytes) == text;
+    out.join();
+    ASSERT_TRUE(is_whole) << bytes;
+  }
 }
 
 TEST_F(Links, AReaderThatStopsDoesNotStopOthersAndLosesNothing) {
@@ -278,6 +291,40 @@ TEST_F(Links, ThoseOfAnEarlierStartEndSilently) {
   const FileDescriptor again = connect(port), again_there = accepted();
   say(again, "hello");
   EXPECT_EQ(hear(again_there, 5), "hello");
+}
+
+TEST_F(Links, ARankOfAnEarlierStartDoesNotReachThoseOfThisOne) {
+  begin(0, 1);
+  const FileDescriptor here = connect(rank_of_b());
+  ASSERT_TRUE(here);
+  char byte;
+  EXPECT_LE(::recv(here.get(), &byte, 1, 0), 0);
+  pollfd polled{rank_.socket.get(), POLLIN, 0};
+  EXPECT_EQ(::poll(&polled, 1, 200), 0);
+}
+
+TEST_F(Links, AnAnswerThatCameTooLateIsNotTheNextOnes) {
+  begin();
+  const pid_t process = process_of_a();
+  if (process == 0) GTEST_SKIP() << "this kernel does not list children";
+  const uint16_t port = rank_of_b();
+  ::kill(process, SIGSTOP);
+  EXPECT_THROW(a_.open({1, static_cast<uint16_t>(port - 1)}), LaunchError);
+  ::kill(process, SIGCONT);
+  const Listener taken = listen_on(LinkAddresses(kOfA, 2).text_of(1), 0);
+  EXPECT_THROW(a_.open({1, static_cast<uint16_t>(taken.endpoint.port)}), LaunchError) << "the answer to this order";
+  a_.open({1, port});
+}
+
+TEST_F(Links, TheEndOfTheProcessIsToldOnce) {
+  begin();
+  const pid_t process = process_of_a();
+  if (process == 0) GTEST_SKIP() << "this kernel does not list children";
+  ::kill(process, SIGKILL);
+  EXPECT_EQ(news_of(a_), "the process that carries the encrypted links has ended\n");
+  pollfd polled{a_.fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&polled, 1, 50), 0) << "nothing more wakes the agent";
+  EXPECT_THROW(a_.open({1, 40000}), LaunchError);
 }
 
 TEST_F(Links, WrongOrdersAreRefused) {
