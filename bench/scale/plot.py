@@ -4,8 +4,8 @@ import math
 from html import escape
 
 # Colours that stay apart for colour-blind readers.
-COLORS = {"direct": "#0b4f9e", "ring": "#d55e00", "halving_doubling": "#009e73", "tree": "#999999"}
-LABELS = {"direct": "direct (what Lockstep does)", "ring": "ring", "halving_doubling": "halving and doubling", "tree": "tree"}
+COLORS = {"lockstep": "#0b4f9e", "direct": "#cc79a7", "ring": "#d55e00", "halving_doubling": "#009e73", "tree": "#999999"}
+LABELS = {"lockstep": "Lockstep", "direct": "direct", "ring": "ring", "halving_doubling": "halving and doubling", "tree": "tree"}
 PANEL, HIGH, GAP, LEFT, TOP, BOTTOM = 300, 190, 46, 60, 96, 60
 INK, FAINT = "#222", "#dddddd"
 

@@ -51,9 +51,13 @@ WORKS = {
 }
 NETWORKS = {"1 Gbit/s": (1e9 / 8, 50e-6), "10 Gbit/s": (10e9 / 8, 25e-6), "100 Gbit/s": (100e9 / 8, 10e-6)}
 RANKS = 8
-ALGORITHMS = ("direct", "ring", "halving_doubling", "tree")
+ALGORITHMS = ("lockstep", "direct", "ring", "halving_doubling", "tree")
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 JITTER = 0.02
+
+# Machines that synchronise every SYNC_EVERY steps (docs/slow_networks.md), by kInt8: a number and its share of a block's scale.
+SITES = {"100 Mbit/s, 20 ms": (1e8 / 8, 20e-3)}
+SYNC_EVERY, OVERLAPS, WIRE_BYTES, ROUNDS = 100, (0, 20), 1 + 2 / 64, 3
 
 
 def measure(options):
@@ -165,11 +169,11 @@ def buckets_of(parameters):
     return sizes
 
 
-def simulate(binary, model, network, forward, buckets, runs, jitter=JITTER, steps=2, core=1):
+def simulate(binary, model, network, forward, buckets, runs, jitter=JITTER, steps=2, core=1, more=()):
     """Seconds of a step for each of `runs`, (machines, algorithm)."""
     bandwidth, latency = network
     lines = [f"link {bandwidth} {latency}", f"core {core}", f"cost {model['meeting_s']} {model['message_s']} {model['byte_s']}",
-             f"jitter {jitter}", f"steps {steps}", f"forward {forward}", *(f"bucket {seconds} {size}" for seconds, size in buckets),
+             f"jitter {jitter}", f"steps {steps}", f"forward {forward}", *more, *(f"bucket {seconds} {size}" for seconds, size in buckets),
              *(f"run {machines} {RANKS} {algorithm}" for machines, algorithm in runs)]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(lines) + "\n")
@@ -200,6 +204,17 @@ def efficiencies(binary, model, machines):
     return rows
 
 
+def sites(binary, model, machines):
+    """A row for each network, work, overlap and number of machines that synchronise every SYNC_EVERY steps."""
+    rows = []
+    for (network, link), (work, (forward, backward, parameters)), overlap in itertools.product(SITES.items(), WORKS.items(), OVERLAPS):
+        seconds = simulate(binary, model, link, forward, [(backward, 0)], [(count, "diloco") for count in (1, *machines)],
+                           steps=ROUNDS * SYNC_EVERY + overlap, more=[f"diloco {SYNC_EVERY} {overlap} {parameters * WIRE_BYTES}"])
+        rows += [{"network": network, "work": work, "overlap_steps": overlap, "machines": count, "step_s": seconds[count, "diloco"],
+                  "efficiency": seconds[1, "diloco"] / seconds[count, "diloco"]} for count in machines]
+    return rows
+
+
 def crossings(binary, model, machines, sizes):
     """The fastest algorithm of one all-reduce, for each number of machines and size."""
     rows = []
@@ -226,6 +241,14 @@ def print_simulation(steps, fastest, machines):
             print(f"{size:>12}", *(f"{cells[count]:>17}" for count in machines))
 
 
+def print_sites(rows, machines):
+    print(f"\nDiLoCo, sync_every {SYNC_EVERY}, kInt8: efficiency, a step on one machine over a step on many, simulated")
+    print(f"{'':73}", *(f"{count:>6}" for count in machines))
+    for network, work, overlap in itertools.product(SITES, WORKS, OVERLAPS):
+        cells = {row["machines"]: row["efficiency"] for row in rows if (row["network"], row["work"], row["overlap_steps"]) == (network, work, overlap)}
+        print(f"{network:18} {work:40} overlap {overlap:>3}  ", *(f"{cells[count]:>6.2f}" for count in machines))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "fit", "simulate"))
@@ -250,9 +273,12 @@ def main():
     binary = os.path.join(options.build, "bin", "simulate_step")
     steps, fastest = efficiencies(binary, model, machines), crossings(binary, model, machines, sizes)
     print_simulation(steps, fastest, machines)
+    many_sites = (2, 8) if options.tiny else (2, 8, 16, 32, 64)
+    synchronised = sites(binary, model, many_sites)
+    print_sites(synchronised, many_sites)
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"model": model, "steps": steps, "fastest": fastest}, file, indent=1)
+            json.dump({"model": model, "steps": steps, "fastest": fastest, "sites": synchronised}, file, indent=1)
     if options.svg:
         with open(options.svg, "w") as file:
             file.write(plot.draw(steps, machines, list(WORKS), list(NETWORKS)))

@@ -11,7 +11,10 @@
 //     steps COUNT
 //     forward SECONDS
 //     bucket SECONDS BYTES              backward until it is full, and what it holds; as many as there are
-//     run MACHINES RANKS ALGORITHM      ranks of each machine; direct, ring, halving_doubling or tree
+//     diloco SYNC_EVERY OVERLAP BYTES   for the algorithm of that name: steps between rounds, steps that a round may
+//     take
+//                                       before a machine waits for it, and what all ranks of a machine exchange
+//     run MACHINES RANKS ALGORITHM      ranks of each machine; lockstep, direct, ring, halving_doubling, tree or diloco
 //
 // For each run it prints MACHINES ALGORITHM and the mean seconds of a step.
 //
@@ -38,6 +41,8 @@
 
 #include <simgrid/s4u.hpp>
 
+#include "collectives/hierarchical/halving_plan.h"
+
 namespace {
 
 namespace s4u = simgrid::s4u;
@@ -58,6 +63,8 @@ struct Work {
   double meeting = 0, message = 0, byte = 0;
   double jitter = 0, forward = 0;
   int steps = 1;
+  int sync_every = 1, overlap = 0;
+  double exchanged = 0;
   std::vector<Bucket> buckets;
   std::vector<Run> runs;
 };
@@ -84,6 +91,8 @@ Work read_work(const char* path) {
       words >> work.forward;
     else if (key == "bucket")
       words >> work.buckets.emplace_back().seconds >> work.buckets.back().bytes;
+    else if (key == "diloco")
+      words >> work.sync_every >> work.overlap >> work.exchanged;
     else if (key == "run") {
       auto& run = work.runs.emplace_back();
       words >> run.machines >> run.ranks >> run.algorithm;
@@ -102,7 +111,9 @@ class Machine {
   void all_reduce(double bytes) {
     s4u::this_actor::sleep_for(work_.meeting + work_.byte * bytes);
     if (run_.machines == 1) return;
-    if (run_.algorithm == "direct")
+    if (run_.algorithm == "lockstep")
+      is_halved(bytes) ? halving_doubling(bytes) : direct(bytes);
+    else if (run_.algorithm == "direct")
       direct(bytes);
     else if (run_.algorithm == "ring")
       ring(bytes);
@@ -114,7 +125,19 @@ class Machine {
       throw std::runtime_error("unknown algorithm " + run_.algorithm);
   }
 
+  /// Pseudo-gradients of a round (src/diloco/exchange.cpp): each machine adds up a part, and sends the mean to all.
+  void exchange_round(double bytes) {
+    if (run_.machines == 1) return;
+    if (run_.machines == 2) return rounds_with_all(bytes);
+    rounds_with_all(bytes / run_.machines);
+    rounds_with_all(bytes / run_.machines);
+  }
+
  private:
+  bool is_halved(double bytes) const {
+    return lockstep::hierarchical_engine::halving_is_faster(
+        {.bytes = static_cast<size_t>(bytes), .machines = run_.machines, .rails = run_.ranks});
+  }
   /// Sends and receives at once; `messages` is how many messages follow each other in it.
   void exchange(int to, int from, double bytes, int messages) {
     s4u::this_actor::sleep_for(messages * work_.message + (messages - 1) * work_.latency);
@@ -141,8 +164,8 @@ class Machine {
                bytes * (last - first), 1);
     }
   }
-  /// What Lockstep does (docs/several_machines.md): small messages as a whole to all; larger ones in parts, each added
-  /// by its home machine.
+  /// What Lockstep does up to 16 machines (docs/several_machines.md): small messages as a whole to all; larger ones in
+  /// parts, each added by its home machine.
   void direct(double bytes) {
     constexpr double kAtOnce = 32 << 10;
     if (bytes <= kAtOnce || run_.machines == 2) return rounds_with_all(bytes);
@@ -208,10 +231,41 @@ void build_network(const Work& work, const Run& run) {
   zone->seal();
 }
 
+/// Steps with a round every sync_every; the simulated machine waits for its result `overlap` steps later.
+void start_diloco(const Work& work, const Run& run, int i, double& ended) {
+  auto* host = s4u::Host::by_name("machine" + std::to_string(i));
+  auto due = s4u::Semaphore::create(0), done = s4u::Semaphore::create(0);
+  s4u::Actor::create("compute", host, [&work, due, done, i, &ended] {
+    std::mt19937_64 random(static_cast<uint64_t>(i) + 1);
+    std::normal_distribution<double> pace(1, work.jitter);
+    double seconds = work.forward;
+    for (const Bucket& bucket : work.buckets) seconds += bucket.seconds;
+    for (int step = 1, awaited = 0; step <= work.steps; ++step) {
+      s4u::this_actor::sleep_for(seconds * std::max(0.5, work.jitter > 0 ? pace(random) : 1.0));
+      if (step % work.sync_every == 0) due->release(), awaited = step + work.overlap;
+      if (step == awaited) done->acquire(), awaited = 0;
+    }
+    ended = std::max(ended, s4u::Engine::get_clock());
+  });
+  s4u::Actor::create("communicate", host, [&work, &run, due, done, i] {
+    Machine machine(work, run, i);
+    for (int round = 0; round < work.steps / work.sync_every; ++round) {
+      due->acquire();
+      machine.exchange_round(work.exchanged);
+      done->release();
+    }
+  });
+}
+
 /// Mean seconds of a step.
 double simulate(const Work& work, const Run& run, s4u::Engine& engine) {
   build_network(work, run);
   double ended = 0;
+  if (run.algorithm == "diloco") {
+    for (int i = 0; i < run.machines; ++i) start_diloco(work, run, i, ended);
+    engine.run();
+    return ended / work.steps;
+  }
   for (int i = 0; i < run.machines; ++i) {
     auto* host = s4u::Host::by_name("machine" + std::to_string(i));
     auto full = s4u::Semaphore::create(0), reduced = s4u::Semaphore::create(0);

@@ -17,6 +17,7 @@
 #include "collectives/gloo/gloo_backend.h"
 #include "collectives/hierarchical/engine.h"
 #include "collectives/hierarchical/gloo_carrier.h"
+#include "collectives/hierarchical/halving_plan.h"
 #include "collectives/machine_memory.h"
 #include "collectives/shm/backend/make_backend.h"
 #include "collectives/shm/backend/store_exchange.h"
@@ -297,7 +298,9 @@ intrusive_ptr<c10d::Backend> make_backend(const intrusive_ptr<c10d::Store>& stor
   if (most > shm::kMaxRanks && !options.for_group)
     throw Error("a machine has " + std::to_string(most) + " ranks, and shared memory serves at most " +
                 std::to_string(shm::kMaxRanks) + "; start fewer ranks on each machine");
-  if (options.for_group && (most == 1 || most > shm::kMaxRanks))
+  // Gloo's engine has no halving and doubling, which more machines need.
+  const bool is_gloos = most == 1 && layout.machines() <= kMostDirect;
+  if (options.for_group && (is_gloos || most > shm::kMaxRanks))
     return gloo_engine::make_backend(store, rank, world_size, options.address, options.timeout);
   const auto connect = [&](const char* name) {
     return std::make_shared<GlooCarrier>(gloo_engine::make_plain_backend(

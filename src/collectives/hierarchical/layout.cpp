@@ -24,6 +24,26 @@ int add_subtree(const Layout& layout, int first, int last, SumOrder& order) {
   return ~(static_cast<int>(order.steps.size()) - 1);
 }
 
+/// The steps that add nodes [first, last), each a leaf, as add_subtree() does; returns the number of their root.
+int add_leaves(int first, int last, int leaves, std::vector<SumOrder::Step>& steps) {
+  if (last - first == 1) return first;
+  const int left = static_cast<int>(std::bit_ceil(static_cast<unsigned>(last - first))) / 2;
+  const int a = add_leaves(first, first + left, leaves, steps), b = add_leaves(first + left, last, leaves, steps);
+  steps.push_back({a, b});
+  return leaves + static_cast<int>(steps.size()) - 1;
+}
+
+bool adds_machines_in_tree(const Layout& layout, const SumOrder& order) {
+  const int machines = layout.machines();
+  if (static_cast<int>(order.partials.size()) != machines) return false;
+  for (int i = 0; i < machines; ++i)
+    if (order.partials[static_cast<size_t>(i)].machine != i) return false;
+  std::vector<SumOrder::Step> steps;
+  add_leaves(0, machines, machines, steps);
+  return std::equal(steps.begin(), steps.end(), order.steps.begin(), order.steps.end(),
+                    [](const auto& a, const auto& b) { return a.left == b.left && a.right == b.right; });
+}
+
 }  // namespace
 
 Layout Layout::of(int rank, const std::vector<std::string>& machines) {
@@ -62,6 +82,7 @@ SumOrder SumOrder::over(const Layout& layout) {
   const auto count = static_cast<int>(order.partials.size());
   const auto number = [&](int node) { return node < 0 ? count + ~node : node; };
   for (Step& step : order.steps) step = {number(step.left), number(step.right)};
+  order.is_tree_over_machines = adds_machines_in_tree(layout, order);
   return order;
 }
 

@@ -46,6 +46,8 @@ struct SumOrder {
   std::vector<Partial> partials;  ///< in the order of their ranks
   std::vector<Step> steps;
   std::vector<int> partials_of;  ///< each machine's number of partial sums
+  /// Each machine has one partial sum, and these are added along the balanced tree over the machines.
+  bool is_tree_over_machines = false;
 
   static SumOrder over(const Layout& layout);
   /// Whether every partial sum is of one rank.

@@ -62,14 +62,14 @@ void combine(DataType type, ReduceOp op, const std::vector<void*>& outputs, cons
 
 }  // namespace
 
-PieceSum::PieceSum(DataType type, ReduceOp op, const SumOrder& order, int world_size)
+PieceSum::PieceSum(DataType type, ReduceOp op, const SumOrder& order, int world_size, bool by_pairs)
     : order_(order),
       world_size_(world_size),
       type_(type),
       op_(op),
       element_(shm::element_bytes(type)),
       widened_(is_narrow(type) && op != ReduceOp::kMin && op != ReduceOp::kMax &&
-               !order.adds_nothing_within_machines()),
+               (by_pairs || !order.adds_nothing_within_machines())),
       travelling_type_(widened_ ? DataType::kFloat32 : type),
       travelling_(shm::element_bytes(travelling_type_)),
       addition_(op == ReduceOp::kMean ? ReduceOp::kSum : op) {}
@@ -99,6 +99,10 @@ void PieceSum::add_total(std::vector<std::byte*> sums, const std::vector<void*>&
     sums.push_back(left);
   }
   if (!is_ready) write_total(sums.back(), targets, count);
+}
+
+void PieceSum::add_pair(const std::byte* left, const std::byte* right, std::byte* result, size_t count) const {
+  combine(travelling_type_, addition_, {result}, {left, right}, count);
 }
 
 void PieceSum::write_total(std::byte* sum, const std::vector<void*>& targets, size_t count) const {

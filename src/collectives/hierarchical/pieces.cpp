@@ -2,15 +2,10 @@
 
 #include <algorithm>
 
+#include "collectives/hierarchical/piece_sizes.h"
+
 namespace lockstep::hierarchical_engine {
 namespace {
-
-/// A smaller slice is not worth another pair of messages.
-constexpr size_t kSliceBytes = 16 << 10;
-/// Large enough to keep a connection busy, and small enough that adding one piece and sending another overlap.
-constexpr size_t kPieceBytes = 256 << 10;
-/// Up to this size, one exchange of everything beats two of parts.
-constexpr size_t kAtOnceBytes = 32 << 10;
 
 /// Cuts [begin, end) into pieces of at most kPieceBytes; their number is a multiple of `multiple`.
 template <typename Add>
@@ -38,7 +33,7 @@ std::vector<Piece> pieces_of(const shm::Request& request, size_t count, const La
     return pieces;
   }
   const size_t bytes = count * element_bytes;
-  const size_t slices = std::clamp<size_t>(bytes / kSliceBytes, 1, static_cast<size_t>(layout.rails()));
+  const size_t slices = slices_of(bytes, layout.rails());
   const bool to_root = request.kind == shm::OperationKind::kReduce;
   const auto machines = static_cast<size_t>(layout.machines());
   const bool at_once = bytes <= kAtOnceBytes || (machines == 2 && travelling_bytes == element_bytes);

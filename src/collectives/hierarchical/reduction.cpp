@@ -3,12 +3,31 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collectives/hierarchical/halving.h"
+#include "collectives/hierarchical/piece_sizes.h"
+
 namespace lockstep::hierarchical_engine {
 namespace {
 
 /// Pieces under way at once.
 constexpr size_t kFlights = 8;
 constexpr std::chrono::seconds kLonger{4};
+
+bool is_halved(const Equipment& equipment, const shm::Request& request) {
+  const Layout& layout = equipment.layout;
+  if (request.kind != shm::OperationKind::kAllReduce || !equipment.order.is_tree_over_machines) return false;
+  const auto sum = [&](bool by_pairs) {
+    return PieceSum(request.type, request.op, equipment.order, layout.world_size(), by_pairs);
+  };
+  const PieceSum direct = sum(false), halved = sum(true);
+  return halving_is_faster(
+      {.bytes = std::min(request.count, Segment::most_elements(layout, request)) * direct.element_bytes(),
+       .element_bytes = direct.element_bytes(),
+       .direct_bytes = direct.travelling_bytes(),
+       .halving_bytes = halved.travelling_bytes(),
+       .machines = layout.machines(),
+       .rails = layout.rails()});
+}
 
 }  // namespace
 
@@ -21,7 +40,8 @@ Reduction::Reduction(Equipment& equipment, const shm::Request& request, uint32_t
       tag_(tag),
       total_tag_(tag ^ 0x40000000),
       timeout_(timeout),
-      sum_(request.type, request.op, equipment.order, equipment.layout.world_size()) {}
+      halves_(is_halved(equipment, request)),
+      sum_(request.type, request.op, equipment.order, equipment.layout.world_size(), halves_) {}
 
 void Reduction::run() {
   if (request_.kind == shm::OperationKind::kAllReduce && request_.input != nullptr && request_.input != request_.output)
@@ -30,11 +50,20 @@ void Reduction::run() {
   for (size_t begin = 0; begin < request_.count; begin += most) {
     const Segment segment(layout_, equipment_.machine, request_, begin, std::min(most, request_.count - begin), tag_,
                           timeout_);
-    fly(segment);
+    halves_ ? halve(segment) : fly(segment);
     equipment_.machine.wait_for_all(timeout_ + kLonger);
     links_.finish(totals_sent_, timeout_);
     segment.take_result();
   }
+}
+
+void Reduction::halve(const Segment& segment) {
+  const size_t slices = slices_of(segment.count() * sum_.element_bytes(), layout_.rails());
+  const auto rail = static_cast<size_t>(layout_.local());
+  if (rail >= slices) return;
+  const size_t from = segment.count() * rail / slices, to = segment.count() * (rail + 1) / slices;
+  Halving(layout_, order_, links_, sum_, segment, {from, to - from, layout_.local()}, {tag_, total_tag_}, timeout_)
+      .run(equipment_.travelling, equipment_.adding);
 }
 
 void Reduction::fly(const Segment& segment) {

@@ -9,7 +9,8 @@ namespace lockstep::hierarchical_engine {
 /// An all_reduce, reduce or reduce_scatter. Ranks meet once, when the data of all is in place. Then each rank adds its
 /// pieces (pieces.h) in the memory of all ranks of its machine, exchanges partial sums with the ranks of the same
 /// number on the other machines, and writes the totals to their targets for all ranks of its machine. Several pieces
-/// are in flight at once: while one is sent, the next is added. Then ranks meet again.
+/// are in flight at once: while one is sent, the next is added. Then ranks meet again. An all_reduce between many
+/// machines goes by halving and doubling instead (halving.h), where that is faster.
 class Reduction {
  public:
   Reduction(Equipment& equipment, const shm::Request& request, uint32_t tag, std::chrono::milliseconds timeout);
@@ -25,6 +26,9 @@ class Reduction {
     std::vector<Transfer> sent, received;  ///< of partial sums
     Transfer total;                        ///< from the home machine
   };
+  /// By halving and doubling.
+  void halve(const Segment& segment);
+  /// By a direct exchange.
   void fly(const Segment& segment);
   void start(const Segment& segment, Flight& flight);
   void finish(const Segment& segment, Flight& flight);
@@ -40,6 +44,7 @@ class Reduction {
   const shm::Request& request_;
   const uint32_t tag_, total_tag_;
   const std::chrono::milliseconds timeout_;
+  const bool halves_;
   const PieceSum sum_;
   std::vector<Transfer> totals_sent_;  ///< of the current segment
 };
