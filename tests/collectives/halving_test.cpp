@@ -185,16 +185,17 @@ TEST(HalvingPlan, EveryMessageHasAPeerThatExpectsIt) {
     EXPECT_EQ(sent, received) << machines;
   }
   EXPECT_EQ(HalvingPlan::of(5, 1024).messages(), 20u);
-  EXPECT_EQ(HalvingPlan::of(5, 21).messages(), 9u);    // 4 levels there and back, and one machine's lent sum
-  EXPECT_EQ(HalvingPlan::of(20, 21).messages(), 4u);   // one machine lends to four
-  EXPECT_EQ(HalvingPlan::of(16, 21).messages(), 9u);   // 2 levels, 4 lent, 1 borrowed
+  EXPECT_EQ(HalvingPlan::of(5, 21).messages(), 9u);   // 4 levels there and back, and one machine's lent sum
+  EXPECT_EQ(HalvingPlan::of(20, 21).messages(), 4u);  // one machine lends to four
+  EXPECT_EQ(HalvingPlan::of(16, 21).messages(), 9u);  // 2 levels, 4 lent, 1 borrowed
 }
 
 TEST(HalvingChoice, DependsOnSizeMachinesAndWhatAMessageCosts) {
   const auto is_faster = [](size_t bytes, int machines, int rails = 1, LinkCosts costs = {}) {
     return halving_is_faster({.bytes = bytes, .machines = machines, .rails = rails}, costs);
   };
-  for (const size_t bytes : {size_t{4}, size_t{64} << 10, size_t{32} << 20}) EXPECT_FALSE(is_faster(bytes, 16)) << bytes;
+  for (const size_t bytes : {size_t{4}, size_t{64} << 10, size_t{32} << 20})
+    EXPECT_FALSE(is_faster(bytes, 16)) << bytes;
   EXPECT_FALSE(is_faster(0, 1024));
   for (const size_t bytes : {size_t{4}, size_t{64} << 10, size_t{1} << 20, size_t{32} << 20})
     EXPECT_TRUE(is_faster(bytes, 1024, 8)) << bytes;
@@ -206,10 +207,12 @@ TEST(HalvingChoice, DependsOnSizeMachinesAndWhatAMessageCosts) {
   EXPECT_TRUE(is_faster(4, 18, 1, {.message = 1e-3, .latency = 0}));
   // Sums of bf16 travel as fp32 if they are added pair by pair.
   const LinkCosts slow{.byte = 8e-9};
-  EXPECT_FALSE(halving_is_faster({.bytes = 16 << 20, .element_bytes = 2, .direct_bytes = 2, .halving_bytes = 4,
-                                  .machines = 64, .rails = 8}, slow));
-  EXPECT_TRUE(halving_is_faster({.bytes = 16 << 20, .element_bytes = 2, .direct_bytes = 4, .halving_bytes = 4,
-                                 .machines = 1024, .rails = 8}, slow));
+  EXPECT_FALSE(halving_is_faster(
+      {.bytes = 16 << 20, .element_bytes = 2, .direct_bytes = 2, .halving_bytes = 4, .machines = 64, .rails = 8},
+      slow));
+  EXPECT_TRUE(halving_is_faster(
+      {.bytes = 16 << 20, .element_bytes = 2, .direct_bytes = 4, .halving_bytes = 4, .machines = 1024, .rails = 8},
+      slow));
 }
 
 TEST(HalvingOrder, OnlyPlacementsWithTheTreeOverMachinesMayHalve) {
@@ -219,7 +222,11 @@ TEST(HalvingOrder, OnlyPlacementsWithTheTreeOverMachinesMayHalve) {
     return SumOrder::over(Layout::of(0, names)).is_tree_over_machines;
   };
   for (const char* machines : {"ab", "abc", "abcdefg", "aabbcc", "aaaab", "aaaabbbbcccc"}) EXPECT_TRUE(may(machines));
-  for (const char* machines : {"aaabbb", "abab", "aaaabb" "cc", "abb"}) EXPECT_FALSE(may(machines)) << machines;
+  for (const char* machines : {"aaabbb", "abab",
+                               "aaaabb"
+                               "cc",
+                               "abb"})
+    EXPECT_FALSE(may(machines)) << machines;
 }
 
 class OnMachines : public ::testing::TestWithParam<int> {};
@@ -237,9 +244,11 @@ TEST_P(OnMachines, SumsHaveTheBitsOfTheTreeAndMessagesAreAsPlanned) {
       if (count < 70 || machines == 1) continue;
       for (int i = 0; i < machines; ++i) {
         EXPECT_EQ(network.messages[i], static_cast<int64_t>(HalvingPlan::of(i, machines).messages())) << i;
-        // Each number leaves a machine at most once as a sum and once as a total; a message may have one more than its share.
+        // Each number leaves a machine at most once as a sum and once as a total; a message may have one more than its
+        // share.
         const int64_t sum_bytes = kind.dtype == at::kBFloat16 && kind.op == shm::ReduceOp::kMax ? 2 : 4;
-        EXPECT_LE(network.sent_bytes[i], count * (sum_bytes + at::elementSize(kind.dtype)) + 4 * network.messages[i]) << i;
+        EXPECT_LE(network.sent_bytes[i], count * (sum_bytes + at::elementSize(kind.dtype)) + 4 * network.messages[i])
+            << i;
       }
     }
 }
@@ -259,10 +268,9 @@ TEST_P(OnMachines, ARealReductionChoosesIt) {
   if (machines < 2) return;
   for (const int64_t count : {1, 3000, 200'003}) {
     Network network;
-    all_reduce(network, machines, count, {at::kFloat, shm::DataType::kFloat32},
-               [](Equipment& equipment, const shm::Request& request) {
-                 Reduction(equipment, request, 5, kTimeout).run();
-               });
+    all_reduce(
+        network, machines, count, {at::kFloat, shm::DataType::kFloat32},
+        [](Equipment& equipment, const shm::Request& request) { Reduction(equipment, request, 5, kTimeout).run(); });
     const bool halves = halving_is_faster({.bytes = static_cast<size_t>(count) * 4, .machines = machines});
     EXPECT_FALSE(halves && machines <= kMostDirect);
     EXPECT_TRUE(halves || machines < 31 || count == 1);

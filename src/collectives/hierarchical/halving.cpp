@@ -127,8 +127,7 @@ void Halving::end(Chunk& chunk) {
 void Halving::send_sum(Chunk& chunk, const Move& move) {
   const size_t bytes = elements(chunk, move.first, move.last) * sum_.travelling_bytes();
   if (bytes > 0)
-    chunk.sent.push_back(
-        links_.send(sum_at(chunk.own, chunk, move.first), bytes, rank_of(move.machine), tags_.sums));
+    chunk.sent.push_back(links_.send(sum_at(chunk.own, chunk, move.first), bytes, rank_of(move.machine), tags_.sums));
 }
 
 void Halving::request_sum(Chunk& chunk, int machine, size_t first, size_t last) {
@@ -141,15 +140,14 @@ void Halving::request_sum(Chunk& chunk, int machine, size_t first, size_t last) 
 
 void Halving::send_total(Chunk& chunk, int machine, size_t first, size_t last) {
   const size_t bytes = elements(chunk, first, last) * sum_.element_bytes();
-  if (bytes > 0)
-    chunk.sent.push_back(links_.send(total_at(chunk, first), bytes, rank_of(machine), tags_.totals));
+  if (bytes > 0) chunk.sent.push_back(links_.send(total_at(chunk, first), bytes, rank_of(machine), tags_.totals));
 }
 
 void Halving::request_total(Chunk& chunk, std::vector<Transfer>& requested, const Move& move) {
   const size_t bytes = elements(chunk, move.first, move.last) * sum_.element_bytes();
-  requested.push_back(bytes == 0 ? Transfer{}
-                                 : links_.receive(total_at(chunk, move.first), bytes, rank_of(move.machine),
-                                                  tags_.totals));
+  requested.push_back(bytes == 0
+                          ? Transfer{}
+                          : links_.receive(total_at(chunk, move.first), bytes, rank_of(move.machine), tags_.totals));
 }
 
 }  // namespace lockstep::hierarchical_engine

@@ -38,12 +38,12 @@ class Halving {
  private:
   using Move = HalvingPlan::Move;
   struct Chunk {
-    Piece piece;                   ///< its elements
-    std::byte *own, *received;     ///< partial sums
+    Piece piece;                     ///< its elements
+    std::byte *own, *received;       ///< partial sums
     std::vector<std::byte*> theirs;  ///< places in `received`: of each level, then of the borrowed one
     std::vector<Transfer> sums;      ///< requested, into these places
-    std::vector<Transfer> lent;    ///< requested totals of what was lent
-    std::vector<Transfer> totals;  ///< and of each level
+    std::vector<Transfer> lent;      ///< requested totals of what was lent
+    std::vector<Transfer> totals;    ///< and of each level
     std::vector<Transfer> sent;
     size_t stage = 0;
   };

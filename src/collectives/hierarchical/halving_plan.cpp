@@ -45,7 +45,8 @@ std::vector<HalvingPlan::Move> shared_with(Block block, const HalvingPlan& plan)
 double as_double(size_t number) { return static_cast<double>(number); }
 
 double direct_seconds(const ReductionShape& shape, const LinkCosts& costs) {
-  const size_t others = static_cast<size_t>(shape.machines) - 1, slice = shape.bytes / slices_of(shape.bytes, shape.rails);
+  const size_t others = static_cast<size_t>(shape.machines) - 1,
+               slice = shape.bytes / slices_of(shape.bytes, shape.rails);
   const double widened = as_double(shape.direct_bytes) / as_double(shape.element_bytes);
   if (shape.bytes <= kAtOnceBytes)
     return as_double(others) * (costs.message + widened * as_double(shape.bytes) * costs.byte) + costs.latency;
