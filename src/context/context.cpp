@@ -19,6 +19,7 @@
 #include "collectives/device_engine.h"
 #include "collectives/gloo/gloo_backend.h"
 #include "collectives/group_state.h"
+#include "collectives/hierarchical/halving_plan.h"
 #include "collectives/hierarchical/hierarchical_backend.h"
 #include "collectives/nccl/nccl_backend.h"
 #include "collectives/shm/backend/make_backend.h"
@@ -63,7 +64,8 @@ int choose_threads(const RollCall& present, const ContextOptions& options, const
 std::string choose_backend(const ContextOptions& options, const RollCall& present, int world_size) {
   if (options.backend.empty()) {
     if (present.machines == 1) return world_size <= shm::kMaxRanks ? "shm" : "gloo";
-    return present.most_on_a_machine > 1 ? "hierarchical" : "gloo";
+    const bool is_gloos = present.most_on_a_machine == 1 && present.machines <= hierarchical_engine::kMostDirect;
+    return is_gloos ? "gloo" : "hierarchical";
   }
   for (const char* known : {"shm", "gloo", "hierarchical"})
     if (options.backend == known) return known;

@@ -190,7 +190,7 @@ TEST(DiLoCoState, StatesOfOtherModelsOrOptionsAreRefused) {
               "the state of DiLoCo belongs to another model: it has 4 parameters, and this model trains 2");
     StateDict of_another_rank = state;
     of_another_rank["place"] = at::tensor({1 - context.rank(), 2, 0, 1}, at::kLong);
-    EXPECT_NE(refused(of_another_rank, training.diloco).find("of another rank"), std::string::npos);
+    EXPECT_NE(refused(of_another_rank, training.diloco).find("belongs to another rank"), std::string::npos);
     EXPECT_NE(refused(StateDict(), training.diloco).find("has no `place`"), std::string::npos);
   });
 }

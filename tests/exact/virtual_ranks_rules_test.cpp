@@ -79,7 +79,7 @@ TEST(VirtualRanksAreResumed, OnlyIfTheirNumberAndThreadsAreEqual) {
   run({.virtual_ranks = 4}, "");
   run({.virtual_ranks = 6}, "by a run with 4 virtual ranks, but this run has 6 virtual ranks");
   run({}, "by a run with 4 virtual ranks, but this run has no virtual ranks");
-  run({.virtual_ranks = 4, .threads = 2}, "used 1 threads each, but these ranks have 2");
+  run({.virtual_ranks = 4, .threads = 2}, "by ranks with 1 threads each, but these ranks have 2");
 }
 
 TEST(VirtualRanksAreResumed, NotWithinAStep) {

@@ -77,7 +77,7 @@ TEST(LauncherStatus, ARunThatIsOverIsNoRun) {
   const RunRecord record(folder.path().string(), {.launcher = other, .board_fd = 5, .ranks = {other}});
   said = ask("status", folder.path());
   EXPECT_EQ(said.exit_code, 49);
-  EXPECT_TRUE(contains(said.text, "is over")) << said.text;
+  EXPECT_TRUE(contains(said.text, "has ended: its launcher")) << said.text;
   std::ofstream(folder.path() / "run.json") << "{\"launcher\": 5}";
   said = ask("stacks", folder.path());
   EXPECT_EQ(said.exit_code, 49);

@@ -54,7 +54,7 @@ TEST_P(WrongPipelineOn, ACheckpointerOverOtherRanks) {
         checkpointer.add("model", pipeline);
         checkpointer.save(1);
       },
-      "give it the group that the model was made with");
+      "make it with the group that the model was made with");
 }
 
 TEST_P(WrongPipelineOn, LayersThatDiffer) {
@@ -79,7 +79,7 @@ TEST_P(WrongPipelineOn, LayersThatDiffer) {
 TEST_P(WrongPipelineOn, CutsThatMakeNoStages) {
   refused(
       GetParam(), [](Context& context) { Pipeline(small_sequence(), context, {.in_flight = -1}); },
-      "in_flight = -1; 1, 2 or more");
+      "in_flight = -1; give the number of micro-batches in flight");
   refused(
       GetParam(), [](Context& context) { Pipeline(small_sequence(), context, {.stages = 5}); },
       "5 stages; their number must divide that of the ranks");

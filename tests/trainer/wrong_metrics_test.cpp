@@ -225,11 +225,11 @@ Programs of_averages() {
   };
   const std::string is_not = "Ema::update(): `";
   return {
-      {"layer_added_before_the_first_update", is_not + "2.weight` has changed since when the Ema was made",
+      {"layer_added_before_the_first_update", is_not + "2.weight` has changed since the Ema was made",
        edit([](auto& net) { net->push_back(torch::nn::Linear(1, 1)); }, 0)},
-      {"layer_added_after_an_update", is_not + "2.weight` has changed since when the Ema was made",
+      {"layer_added_after_an_update", is_not + "2.weight` has changed since the Ema was made",
        edit([](auto& net) { net->push_back(torch::nn::Linear(1, 1)); }, 1)},
-      {"layer_replaced_after_updates", is_not + "1.weight` has changed since when the Ema was made",
+      {"layer_replaced_after_updates", is_not + "1.weight` has changed since the Ema was made",
        edit([](auto& net) { net->replace_module("1", torch::nn::Linear(2, 1).ptr()); }, 4)},
       {"layer_removed_after_updates", "Ema::update(): the module no longer has `1.bias`",
        edit([](auto& net) { net->unregister_module("1"); }, 4)},
