@@ -285,8 +285,7 @@ TEST(EmaTest, LayersThatCameOrWentSinceItWasMadeAreNamed) {
       [](Ema& ema) { (void)ema.state_dict(); }, [](Ema& ema) { ema.load_state_dict({}); }};
   for (const int updates : {0, 3})
     for (const auto& use : uses) {
-      EXPECT_NE(text_of(add, use, updates).find("`2.weight` has changed since the Ema was made"),
-                std::string::npos);
+      EXPECT_NE(text_of(add, use, updates).find("`2.weight` has changed since the Ema was made"), std::string::npos);
       EXPECT_NE(text_of(replace, use, updates).find("`1.weight` has changed since"), std::string::npos);
       EXPECT_NE(text_of(remove, use, updates).find("no longer has `1.bias`"), std::string::npos);
     }
