@@ -54,7 +54,7 @@ TEST(SharedSegment, WhatFailsLeavesNoMapping) {
       segment.commit((size_t{1} << 40) + 1);
       FAIL() << "committed more than was reserved";
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("has address space for only 1048576 MiB only"), std::string::npos)
+      EXPECT_NE(std::string(error.what()).find("has address space for only 1048576 MiB;"), std::string::npos)
           << error.what();
     }
     try {

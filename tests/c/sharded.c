@@ -162,7 +162,7 @@ static void refused_together(lockstep_group* world, float* p, float* g, float* m
   REFUSED(differs, "another formula", lockstep_sharded_sgd(world, &plain, 1, p, g, m, kCount));
   REFUSED(differs, "all ranks share the parameters on rank 0",
           lockstep_sharded_sgd(world, &same, 1, other ? copy : p, g, m, kCount));
-  REFUSED(differs, "another place", lockstep_sharded_sgd(world, &same, 1, p, g, other ? second : m, kCount));
+  REFUSED(differs, "another part", lockstep_sharded_sgd(world, &same, 1, p, g, other ? second : m, kCount));
   /* Copies that differ as a whole, or in the last values, which no rank may take for the others'. */
   fill(copy, other ? 8 : 7);
   before = hash_of(copy);

@@ -184,7 +184,7 @@ void test_typed_misuse(lockstep_group* world) {
             lockstep_sharded_sgd_typed(world, &sgd, 1, p, g, m, NULL, kCount, odd ? LOCKSTEP_FLOAT16 : bf16));
     REFUSED(differs, "gives no master, and rank 0 does",
             lockstep_sharded_sgd_typed(world, &sgd, 1, p, g, m, odd ? NULL : master, kCount, bf16));
-    REFUSED(differs, "another place",
+    REFUSED(differs, "another part",
             lockstep_sharded_sgd_typed(world, &sgd, 1, p, g, m, odd ? other : master, kCount, bf16));
   }
   CHECK(hash_of(p, 2) == before);

@@ -101,7 +101,7 @@ TEST_F(CifarFile, NamesInAnArchiveAreNotFollowed) {
   expect_parts(failure_of_archive(tar + tar_end()), {"contains no images/one.bin"});
   for (const char type : {'1', '2', '3', '5', '6'})
     expect_parts(failure_of_archive(tar_entry("images/one.bin", "", type, "../secret.bin") + tar_end()),
-                 {"images/one.bin: is a link, a folder or a device"});
+                 {"images/one.bin: expected a file, found a link, a folder or a device"});
   expect_parts(failure_of_archive(good_ + tar_entry("images/one.bin", records(1)) + tar_end()),
                {"is in the archive twice"});
   size_t files = 0;

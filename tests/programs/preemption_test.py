@@ -153,7 +153,7 @@ class Preemption(unittest.TestCase):
         self.addCleanup(lambda: process.poll() is None and process.kill())
         _, said = self.ended(process, 46)
         self.assertIn("rank 1 of 3 did not join the others", said)
-        self.assertIn("missing 1", said)
+        self.assertIn("missing rank 1", said)
 
     def test_nothing_is_left_of_a_killed_launcher(self):
         process = self.start(2, FOREVER)

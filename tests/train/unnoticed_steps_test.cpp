@@ -255,7 +255,7 @@ Programs of_losses() {
          s.scaler.step(s.optimizer);
        }},
       {"two_scalers_in_a_product",
-       "GradScaler: {all} gave scale() a value that was computed from a loss that scale() had scaled ",
+       "GradScaler: {all} gave scale() a value that was computed from a loss that scale() had already scaled",
        [](Side& s) {
          GradScaler other({.init_scale = 8});
          s.scaler.scale(other.scale(s.loss())).backward();
@@ -276,7 +276,7 @@ Programs of_losses() {
          one.step(own);
        }},
       {"scaled_twice_far_apart",
-       "GradScaler: {all} gave scale() a value that was computed from a loss that scale() had scaled ",
+       "GradScaler: {all} gave scale() a value that was computed from a loss that scale() had already scaled",
        [](Side& s) {
          at::Tensor loss = s.scaler.scale(s.loss());
          for (int i = 0; i < 100; ++i) loss = loss + 1;
