@@ -273,7 +273,7 @@ TEST_P(OnMachines, ARealReductionChoosesIt) {
         [](Equipment& equipment, const shm::Request& request) { Reduction(equipment, request, 5, kTimeout).run(); });
     const bool halves = halving_is_faster({.bytes = static_cast<size_t>(count) * 4, .machines = machines});
     EXPECT_FALSE(halves && machines <= kMostDirect);
-    EXPECT_TRUE(halves || machines < 31 || count == 1);
+    EXPECT_TRUE(halves || machines < 63 || count == 1);  // with 33, one machine of 33 has to borrow everything
     for (int i = 0; halves && count > 64 && i < machines; ++i)
       EXPECT_EQ(network.messages[i], static_cast<int64_t>(HalvingPlan::of(i, machines).messages())) << i;
   }

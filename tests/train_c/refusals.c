@@ -37,7 +37,7 @@ static void test_other_checkpoint(lockstep_train_world* world, const char* folde
   char path[1024];
   batch good;
   fill(&good, 0, 0, 4);
-  snprintf(path, sizeof path, "%s/of_adam", folder);
+  snprintf(path, sizeof path, "%s/of_adam_%d", folder, lockstep_train_size(world));
   lockstep_train_model* const adam = make(world, folder, CONFIGURATION);
   OK(lockstep_train_step(adam, &good.input, 1, &good.target, 1, NULL));
   OK(lockstep_train_save_checkpoint(adam, path));
