@@ -91,11 +91,11 @@ std::pair<std::string, std::string> first_difference(const std::string& one, con
   const std::vector<std::string> all = lines_of(one), all_others = lines_of(other);
   const std::vector<std::string> mine = without(all, all_others), theirs = without(all_others, all);
   const auto name_of = [](const std::string& line) { return line.substr(0, line.find(' ')); };
-  if (mine.empty()) return theirs.empty() ? std::pair(one, other) : std::pair("no " + name_of(theirs[0]), theirs[0]);
+  if (mine.empty()) return theirs.empty() ? std::pair(one, other) : std::pair(std::string("none"), theirs[0]);
   if (mine.size() == 1 && theirs.size() == 1) return {mine[0], theirs[0]};
   for (const std::string& line : theirs)
     if (name_of(line) == name_of(mine[0])) return {mine[0], line};
-  return {mine[0], "no " + name_of(mine[0])};
+  return {mine[0], "none"};
 }
 
 void compare(const std::vector<Report>& reports, const std::exception_ptr& own, bool for_all) {

@@ -106,7 +106,7 @@ void refusals(lockstep_train_world* world) {
   if (lockstep_train_size(world) > 1) {
     const bool odd = lockstep_train_rank(world) == 1;
     pointers = trained.pointers;
-    REFUSED(LOCKSTEP_MISMATCH, "rank 1 has nothing more", attach(odd ? 1 : 2, 0));
+    REFUSED(LOCKSTEP_MISMATCH, "rank 1 has none", attach(odd ? 1 : 2, 0));
     REFUSED(LOCKSTEP_MISMATCH, "rank 0 has when 0, but rank 1 has when 1", attach(2, odd ? 1 : 0));
   }
   CHECK(replica == nullptr);
