@@ -290,7 +290,7 @@ TEST(EmaTest, LayersThatCameOrWentSinceItWasMadeAreNamed) {
       EXPECT_NE(text_of(remove, use, updates).find("no longer has `1.bias`"), std::string::npos);
     }
   const auto update = [](Ema& ema) { ema.update(); };
-  EXPECT_NE(text_of(add, update, 0).find("make a new one"), std::string::npos) << "the first update sees it";
+  EXPECT_NE(text_of(add, update, 0).find("make a new Ema"), std::string::npos) << "the first update sees it";
   const Change moved = [](auto& model) { model->template parameters()[0].set_data(at::ones({2, 2})); };
   EXPECT_EQ(text_of(moved, update, 0), "") << "the tensors are the same, wherever they lie";
 }
