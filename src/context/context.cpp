@@ -89,8 +89,7 @@ EngineFactories choose_engines(const World& world, const RollCall& present, cons
     if (encrypted)
       throw Error(
           "NCCL would send in the clear, and this run was started with --encrypt; move the tensors to the CPU, or "
-          "start "
-          "it without --encrypt on a network of its own");
+          "start it without --encrypt on a network of its own");
     return nccl_engine::make_backend(device, shared, rank, size, timeout);
   };
   factories.device_name = nccl_engine::gpu_name;
