@@ -209,21 +209,22 @@ Listener listen_on(const std::string& address, int port) {
   return {std::move(socket), {address, ntohs(sixteen->sin6_port)}};  // at the same place for IPv4
 }
 
+int connect_within(int socket, const sockaddr* address, socklen_t length, int milliseconds) {
+  int error = ::connect(socket, address, length) == 0 ? 0 : errno;
+  if (error != EINPROGRESS) return error;
+  pollfd polled{.fd = socket, .events = POLLOUT, .revents = 0};
+  socklen_t size = sizeof error;
+  if (::poll(&polled, 1, milliseconds) <= 0) return ETIMEDOUT;
+  return ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
+}
+
 FileDescriptor connect_to(const Endpoint& endpoint, const Deadline& deadline, std::string& why) {
   const Found found = look_up(endpoint.host, endpoint.port, 0);
   if (!found) why = "the host name `" + endpoint.host + "` cannot be resolved";
   for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
     FileDescriptor socket(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!socket) continue;
-    int error = ::connect(socket.get(), one->ai_addr, one->ai_addrlen) == 0 ? 0 : errno;
-    if (error == EINPROGRESS) {
-      pollfd polled{.fd = socket.get(), .events = POLLOUT, .revents = 0};
-      socklen_t length = sizeof error;
-      if (::poll(&polled, 1, deadline.remaining_ms()) <= 0)
-        error = ETIMEDOUT;
-      else if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0)
-        error = errno;
-    }
+    const int error = connect_within(socket.get(), one->ai_addr, one->ai_addrlen, deadline.remaining_ms());
     if (error == 0) return socket;
     why = std::strerror(error);
   }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/socket.h>
+
 #include <optional>
 #include <string>
 #include <vector>
@@ -51,6 +53,9 @@ struct Listener {
   Endpoint endpoint;
 };
 Listener listen_on(const std::string& address, int port);
+
+/// Connects a non-blocking socket. Returns 0, or the error: ETIMEDOUT after `milliseconds`.
+int connect_within(int socket, const sockaddr* address, socklen_t length, int milliseconds);
 
 /// A connection to the first address of `endpoint` that accepts one; empty if none does, with the reason in `why`.
 FileDescriptor connect_to(const Endpoint& endpoint, const Deadline& deadline, std::string& why);

@@ -353,13 +353,8 @@ FileDescriptor Relay::connect_to_rank(const LinksOfAStart& now, const Opening& o
   const sockaddr_in to = socket_address(now.addresses.of(now.plan.machine), ntohs(opening.to_port));
   set_on(socket.get(), SOL_SOCKET, SO_REUSEADDR);
   if (!socket || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&from), sizeof from) != 0) return {};
-  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0) return socket;
-  pollfd polled{.fd = socket.get(), .events = POLLOUT, .revents = 0};
-  int error = errno;
-  socklen_t length = sizeof error;
-  if (error != EINPROGRESS || ::poll(&polled, 1, static_cast<int>(kLocalTime.count())) != 1 ||
-      ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0)
-    return {};
+  const auto wait = static_cast<int>(kLocalTime.count());
+  if (connect_within(socket.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to, wait) != 0) return {};
   return socket;
 }
 
