@@ -23,7 +23,7 @@ def panel(x, y, title, rows, machines):
         parts += [f'<line x1="{x}" y1="{up(share):.1f}" x2="{x + PANEL}" y2="{up(share):.1f}" stroke="{FAINT}"/>',
                   text(x - 6, up(share) + 4, f"{share:g}", 11, "end")]
     parts += [text(across(count), y + HIGH + 15, str(count), 10) for count in machines]
-    for algorithm, color in COLORS.items():
+    for algorithm, color in reversed(COLORS.items()):  # Lockstep's last: it lies over the algorithm that it chose
         points = sorted((row["machines"], row["efficiency"]) for row in rows if row["algorithm"] == algorithm)
         line = " ".join(f"{across(count):.1f},{up(share):.1f}" for count, share in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
