@@ -76,6 +76,17 @@ std::string hosts_text(const std::vector<hosts::Host>& machines) {
   return words;
 }
 
+/// The first machine to which all others can connect; empty if there is none.
+std::string relay_for(const Json& links, const std::vector<std::string>& names) {
+  std::vector<bool> is_reached(names.size(), true);
+  for (const Json& link : links) {
+    if (link.contains("low_cannot_reach_high")) is_reached.at(link.at("high").get<size_t>()) = false;
+    if (link.contains("high_cannot_reach_low")) is_reached.at(link.at("low").get<size_t>()) = false;
+  }
+  const auto found = std::find(is_reached.begin(), is_reached.end(), true);
+  return found == is_reached.end() ? "" : names[static_cast<size_t>(found - is_reached.begin())];
+}
+
 }  // namespace
 
 LinkFindings judge_links(const std::string& found, const std::vector<std::string>& names) {
@@ -85,13 +96,16 @@ LinkFindings judge_links(const std::string& found, const std::vector<std::string
   for (const Json& link : links)
     if (rate_of(link) > 0) rates.push_back(rate_of(link));
   std::sort(rates.begin(), rates.end());
+  const std::string relay = relay_for(links, names);
+  const std::string otherwise =
+      relay.empty() ? "" : ", or run with --encrypt --relay " + relay + ", to which all others can connect";
   const double median = rates.empty() ? 0 : rates[rates.size() / 2];
   for (const Json& link : links) {
     const std::string low = names.at(link.at("low").get<size_t>()), high = names.at(link.at("high").get<size_t>());
     const auto cannot = [&](const std::string& from, const std::string& to, const char* field) {
       if (link.contains(field))
         findings.broken.push_back(from + " cannot connect to " + to + ": " + printable(link[field].get<std::string>()) +
-                                  "; allow TCP connections between them in their firewalls, on all ports");
+                                  "; allow TCP connections between them in their firewalls, on all ports" + otherwise);
     };
     cannot(low, high, "low_cannot_reach_high");
     cannot(high, low, "high_cannot_reach_low");

@@ -1,5 +1,6 @@
 #include "hosts_options.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
@@ -63,18 +64,23 @@ void HostsOptions::add_to(CLI::App& app) {
   app.add_option("--link-port", link_port_,
                  "With --encrypt: the port of each machine to which the others send; any by default")
       ->type_name("P");
+  app.add_option("--relay", relay_,
+                 "With --encrypt: the machine by which those send that cannot connect to each other, by its name")
+      ->type_name("NODE");
 }
 
 bool HostsOptions::is_slurms(const EnvironmentBlock& environment) { return is_slurm_step(environment); }
 
 bool HostsOptions::asked_for(const EnvironmentBlock& environment) const {
   if (nodes_ && *nodes_ == "1") return false;
-  return hosts_ || hostfile_ || nodes_ || node_ || rendezvous_ || encrypt_ || link_port_ || is_slurm_step(environment);
+  return hosts_ || hostfile_ || nodes_ || node_ || rendezvous_ || encrypt_ || link_port_ || relay_ ||
+         is_slurm_step(environment);
 }
 
 HostsRequest HostsOptions::read(const EnvironmentBlock& environment, const std::vector<std::string>& command,
                                 int& ranks) const {
-  if ((encrypt_ || link_port_) && !hosts_ && !hostfile_ && !nodes_ && !rendezvous_ && !is_slurm_step(environment))
+  if ((encrypt_ || link_port_ || relay_) && !hosts_ && !hostfile_ && !nodes_ && !rendezvous_ &&
+      !is_slurm_step(environment))
     refuse_hosts("--encrypt is for runs on several machines; give --hosts, --hostfile or --nnodes");
   if (!hosts_ && !hostfile_) return started_by_hand(environment, command, ranks);
   if (hosts_ && hostfile_) refuse_hosts("--hosts and --hostfile cannot be used together; leave one out");
@@ -98,8 +104,12 @@ HostsRequest HostsOptions::read(const EnvironmentBlock& environment, const std::
 
 void HostsOptions::encrypt(CoordinatorOptions& coordinator) const {
   if (link_port_ && !encrypt_) refuse_hosts("--link-port is the port of encrypted links; give --encrypt, too");
-  coordinator.encrypt = encrypt_;
-  if (link_port_) coordinator.link_port = parse_number("--link-port", *link_port_, 1, 65535);
+  if (relay_ && !encrypt_) refuse_hosts("--relay joins encrypted links; give --encrypt, too");
+  const auto is_relay = [&](const Host& host) { return host.name == relay_; };
+  if (relay_ && !coordinator.rendezvous && std::none_of(coordinator.hosts.begin(), coordinator.hosts.end(), is_relay))
+    refuse_hosts("--relay " + *relay_ + " is none of the machines; give one by its name in --hosts");
+  coordinator.encryption = {.is_on = encrypt_, .relay = relay_.value_or("")};
+  if (link_port_) coordinator.encryption.port = parse_number("--link-port", *link_port_, 1, 65535);
 }
 
 HostsRequest HostsOptions::started_by_hand(const EnvironmentBlock& environment, const std::vector<std::string>& command,

@@ -36,7 +36,7 @@ class HostsOptions {
                                int& ranks) const;
 
   std::optional<std::string> hosts_, hostfile_, launch_command_, interface_, nodes_, node_, rendezvous_, key_file_,
-      link_port_;
+      link_port_, relay_;
   bool encrypt_ = false;
 };
 

@@ -23,7 +23,7 @@ const char* const kRunUsage =
     "                    [--hosts NODE1:4,NODE2:4 | --hostfile FILE]\n"
     "                    [--launch-command TEMPLATE] [--interface NAME]\n"
     "                    [--nnodes M --node-rank R --rendezvous HOST:PORT]\n"
-    "                    [--key-file FILE] [--encrypt [--link-port P]]\n"
+    "                    [--key-file FILE] [--encrypt [--link-port P] [--relay NODE]]\n"
     "                    [--] PROGRAM [ARGS...]\n";
 
 namespace {

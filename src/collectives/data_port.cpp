@@ -82,7 +82,7 @@ void await_empty_backlog(int listener) {
 std::string host_of(const std::string& end) { return end.substr(0, end.rfind(':')); }
 
 /// A connection to another loopback address than this machine's own is carried there by an encrypted link, and comes
-/// from this machine's address (hosts/link_relay.h).
+/// from this machine's address (hosts/link_carrier.h).
 std::string seen_from_there(const Connection& one, const std::string& own_host) {
   const bool is_carried = one.to.starts_with("127.") && own_host.starts_with("127.") && host_of(one.to) != own_host;
   return is_carried ? own_host + one.from.substr(one.from.rfind(':')) : one.from;

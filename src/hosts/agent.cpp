@@ -149,8 +149,8 @@ void Agent::take(const Channel::Message& message) {
 }
 
 void Agent::tell_links() {
-  for (const std::string& text : workplace_->links->take_news())
-    if (team_) channel_->send(Kind::kLinkNews, News{text});
+  for (const LinkNews& news : workplace_->links->take_news())
+    if (team_) channel_->send(Kind::kLinkNews, News{news.text, news.is_failure});
 }
 
 void Agent::fail(const LaunchError& error) {

@@ -61,7 +61,7 @@ std::unique_ptr<Team> Coordinator::start(const TeamSetup& setup, int restarts) {
                                                " ranks, but --elastic allows " + std::to_string(elastic->min) + " to " +
                                                std::to_string(elastic->max));
   shared_out_ = true;
-  return std::make_unique<HostsTeam>(nodes_, lobby_, world_size, setup, restarts, options_.encrypt);
+  return std::make_unique<HostsTeam>(nodes_, lobby_, world_size, setup, restarts, options_.encryption);
 }
 
 void Coordinator::leave_out(int rank) {
@@ -192,7 +192,7 @@ std::string Coordinator::objection(const Hello& hello, const std::string& comman
            "; give each machine its own --node-rank, and each run its own rendezvous";
   if (!hello.command.empty() && hello.command != command)
     return "it was started with another command: " + printable(hello.command) + " there, " + command + " here";
-  if (hello.encrypt && !options_.encrypt)
+  if (hello.encrypt && !options_.encryption.is_on)
     return "it was started with --encrypt, and the coordinator without; give it on node 0, too";
   if (hello.slots < 0 || hello.slots > kMaxRanks) return "it offers an impossible number of ranks";
   return "";
@@ -225,8 +225,8 @@ void Coordinator::prepare(Node& node, const TeamSetup& setup) const {
                                              .bind = static_cast<int>(setup.options.bind),
                                              .max_restarts = setup.options.max_restarts,
                                              .run_id = setup.run_id,
-                                             .encrypt = options_.encrypt,
-                                             .link_port = options_.link_port});
+                                             .encrypt = options_.encryption.is_on,
+                                             .link_port = options_.encryption.port});
 }
 
 /// If this machine has several addresses, its route to itself does not show how others reach it: its ranks use the

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "hosts/host_list.h"
+#include "hosts/link_plan.h"
 #include "hosts/lobby.h"
 #include "hosts/node.h"
 #include "launch/launch_error.h"
@@ -21,8 +22,7 @@ struct CoordinatorOptions {
   std::optional<Endpoint> rendezvous;
   std::string interface;
   std::chrono::milliseconds patience{60000};  ///< for all agents to connect
-  bool encrypt = false;                       ///< whatever ranks send to other machines
-  int link_port = 0;                          ///< of the encrypted links, on every machine; 0: any
+  Encryption encryption;
 };
 
 /// Starts a run's ranks on several machines, by agents that it starts itself or awaits, over channels that both sides

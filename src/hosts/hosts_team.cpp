@@ -27,7 +27,7 @@ std::string deed(const std::string& reason) {
 }  // namespace
 
 HostsTeam::HostsTeam(std::deque<Node>& nodes, Lobby& lobby, int world_size, const TeamSetup& setup, int restarts,
-                     bool encrypt)
+                     const Encryption& encryption)
     : nodes_(nodes),
       lobby_(lobby),
       relay_([this](int rank, std::string_view bytes) {
@@ -53,24 +53,26 @@ HostsTeam::HostsTeam(std::deque<Node>& nodes, Lobby& lobby, int world_size, cons
     relay_.add(number, std::move(relayed));
   }
   for (Node& node : nodes_)
-    if (node.has_ranks()) start_on(node, world_size, setup, restarts, encrypt);
+    if (node.has_ranks()) start_on(node, world_size, setup, restarts, encryption);
 }
 
 /// The encrypted links of `order`.
-void HostsTeam::add_links(Start& order, const std::string& run_id) const {
+void HostsTeam::add_links(Start& order, const std::string& run_id, const std::string& relay) const {
   std::vector<LinkMachine> machines;
   for (const Node& node : nodes_)
     if (node.has_ranks())
       machines.push_back({{node.host.name, node.ready->address, node.ready->link_port}, node.ready->network});
   order.links = plan_links(machines, order.node, run_id);
   order.links.start = static_cast<uint32_t>(order.restarts);
+  order.links.relay = relay_among(machines, relay);
   const int count = static_cast<int>(machines.size());
   order.address =
       order.links.machines.empty() ? "127.0.0.1" : LinkAddresses(order.links.first_address, count).text_of(order.node);
   order.master_port = 0;  // torch's store would listen in the clear
 }
 
-void HostsTeam::start_on(Node& node, int world_size, const TeamSetup& setup, int restarts, bool encrypt) {
+void HostsTeam::start_on(Node& node, int world_size, const TeamSetup& setup, int restarts,
+                         const Encryption& encryption) {
   const auto has_ranks = [](const Node& one) { return one.has_ranks(); };
   const Node& first = node_of(0);
   Start order{.slots = node.host.slots,
@@ -86,7 +88,7 @@ void HostsTeam::start_on(Node& node, int world_size, const TeamSetup& setup, int
       order.terminal_rank = rank;
       order.terminal_columns = *columns;
     }
-  if (encrypt && order.nodes > 1) add_links(order, setup.run_id);
+  if (encryption.is_on && order.nodes > 1) add_links(order, setup.run_id, encryption.relay);
   node.channel->send(Kind::kStart, order);
 }
 
@@ -194,9 +196,12 @@ void HostsTeam::take(Node& node, const Channel::Message& message) {
     case Kind::kSignal:
       signal_ = static_cast<int>(std::clamp<int64_t>(decode<Number>(message.body).value, 1, 64));
       return;
-    case Kind::kLinkNews:
-      messages_.push_back(printable(decode<News>(message.body).text));
+    case Kind::kLinkNews: {
+      const News news = decode<News>(message.body);
+      if (news.is_failure) return node.channel->close("could not " + printable(news.text));
+      messages_.push_back(printable(news.text));
       return;
+    }
     case Kind::kFailed: {
       const Failed failed = decode<Failed>(message.body);
       return node.channel->close("could not start its ranks: " + printable(failed.text));

@@ -4,6 +4,7 @@
 #include <deque>
 #include <utility>
 
+#include "hosts/link_plan.h"
 #include "hosts/lobby.h"
 #include "hosts/node.h"
 #include "hosts/store_relay.h"
@@ -17,7 +18,8 @@ namespace lockstep::hosts {
 class HostsTeam final : public Team {
  public:
   /// `nodes` are ready, and have been assigned their ranks.
-  HostsTeam(std::deque<Node>& nodes, Lobby& lobby, int world_size, const TeamSetup& setup, int restarts, bool encrypt);
+  HostsTeam(std::deque<Node>& nodes, Lobby& lobby, int world_size, const TeamSetup& setup, int restarts,
+            const Encryption& encryption);
 
   void watch(PollSet& polled) override;
   std::optional<Clock::time_point> due() const override;
@@ -39,8 +41,8 @@ class HostsTeam final : public Team {
     std::array<std::string, 2> waiting;  ///< output for which there was no room
   };
 
-  void start_on(Node& node, int world_size, const TeamSetup& setup, int restarts, bool encrypt);
-  void add_links(Start& order, const std::string& run_id) const;
+  void start_on(Node& node, int world_size, const TeamSetup& setup, int restarts, const Encryption& encryption);
+  void add_links(Start& order, const std::string& run_id, const std::string& relay) const;
   const Node& node_of(int rank) const;
   Node& node_of(int rank) { return const_cast<Node&>(std::as_const(*this).node_of(rank)); }
   /// Returns the rank's number within this node. Throws ProtocolError if it is not one of the node's.

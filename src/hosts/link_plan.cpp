@@ -28,6 +28,16 @@ LinkPlan plan_links(const std::vector<LinkMachine>& machines, int own, const std
   return plan;
 }
 
+int relay_among(const std::vector<LinkMachine>& machines, const std::string& name) {
+  if (name.empty()) return -1;
+  std::string names;
+  for (size_t i = 0; i < machines.size(); ++i) {
+    if (machines[i].peer.name == name) return static_cast<int>(i);
+    names += (names.empty() ? "" : ", ") + machines[i].peer.name;
+  }
+  throw LaunchError(kExitNotStarted, "--relay " + name + " is none of the machines that have ranks: " + names);
+}
+
 std::string own_network() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;

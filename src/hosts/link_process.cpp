@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "hosts/addresses.h"
-#include "hosts/link_relay.h"
+#include "hosts/link_carrier.h"
 #include "hosts/wire.h"
 #include "launch/launch_error.h"
 
@@ -31,7 +31,7 @@ constexpr size_t kMostMessage = 256 << 10;
   ::dup2(control.release(), 0);
   ::dup2(listener.socket.release(), 1);
   ::close_range(2, ~0U, 0);
-  run_link_relay(FileDescriptor(0), FileDescriptor(1), key);
+  run_link_carrier(FileDescriptor(0), FileDescriptor(1), key);
   ::_exit(0);
 }
 
@@ -71,7 +71,7 @@ bool LinkProcess::receive(std::string& text, bool waits) {
   if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return false;
   if (count <= 0) {
     gone_ = true;
-    news_.push_back("the process that carries the encrypted links has ended");
+    news_.push_back({"the process that carries the encrypted links has ended"});
     return false;
   }
   text.resize(static_cast<size_t>(count));
@@ -84,10 +84,7 @@ std::string LinkProcess::order(const std::string& text) {
   ++unanswered_;
   std::string answer;
   while (receive(answer, /*waits=*/true)) {
-    if (answer[0] == kLinkNews)
-      news_.push_back(answer.substr(1));
-    else if (--unanswered_ == 0)
-      return answer.substr(1);
+    if (!keep(answer) && --unanswered_ == 0) return answer.substr(1);
   }
   return "the process that carries the encrypted links does not answer";
 }
@@ -103,14 +100,16 @@ void LinkProcess::open(const LinkEnd& end) {
     throw LaunchError(kExitNotStarted, problem);
 }
 
-std::vector<std::string> LinkProcess::take_news() {
+bool LinkProcess::keep(const std::string& text) {
+  if (text[0] != kLinkNews && text[0] != kLinkFailure) return false;
+  news_.push_back({text.substr(1), text[0] == kLinkFailure});
+  return true;
+}
+
+std::vector<LinkNews> LinkProcess::take_news() {
   std::string text;
-  while (receive(text, /*waits=*/false)) {
-    if (text[0] == kLinkNews)
-      news_.push_back(text.substr(1));
-    else
-      --unanswered_;
-  }
+  while (receive(text, /*waits=*/false))
+    if (!keep(text)) --unanswered_;
   return std::exchange(news_, {});
 }
 

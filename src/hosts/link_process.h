@@ -12,8 +12,14 @@
 
 namespace lockstep::hosts {
 
+struct LinkNews {
+  std::string text;
+  bool is_failure = false;  ///< ranks here wait for a link that cannot be made: the start must end
+  bool operator==(const LinkNews&) const = default;
+};
+
 /// The process that carries the encrypted links of an agent's machine, one thread for each connection between ranks
-/// (link_relay.h). The agent itself keeps one thread, which starts ranks. The process ends with this object.
+/// (link_carrier.h). The agent itself keeps one thread, which starts ranks. The process ends with this object.
 class LinkProcess {
  public:
   /// Listens on `port` (0: any) of this machine's `address`. Throws LaunchError.
@@ -31,12 +37,14 @@ class LinkProcess {
 
   /// The descriptor to poll for news; -1 once the process has ended, which would wake the agent without end.
   int fd() const { return gone_ ? -1 : control_.get(); }
-  /// Texts about links that have failed since the last call.
-  std::vector<std::string> take_news();
+  /// About links, since the last call.
+  std::vector<LinkNews> take_news();
 
  private:
   /// Sends an order and returns the reason why it could not be carried out; empty: it was.
   std::string order(const std::string& text);
+  /// Keeps a message that is not an answer.
+  bool keep(const std::string& text);
   /// Receives one message. Returns false if there is none, or the process is gone.
   bool receive(std::string& text, bool waits);
 
@@ -45,7 +53,7 @@ class LinkProcess {
   pid_t pid_ = -1;
   bool gone_ = false;
   int unanswered_ = 0;  ///< orders; an answer that came too late is not the next one's
-  std::vector<std::string> news_;
+  std::vector<LinkNews> news_;
 };
 
 }  // namespace lockstep::hosts

@@ -9,7 +9,7 @@
 namespace lockstep::hosts {
 
 /// Incremented with every change of the messages below; both sides must have the same.
-constexpr int kProtocol = 6;
+constexpr int kProtocol = 7;
 
 constexpr size_t kMaxHelloBytes = 64 << 10;  ///< a frame's, before the agent has been welcomed
 constexpr size_t kMaxFrameBytes = 8 << 20;
@@ -28,7 +28,7 @@ enum class Kind : uint8_t {
   kFinished,  ///< nothing: all output of the ranks has been sent, and none of their processes is left
   kSignal,    ///< Number: a signal to the agent
   kKept,      ///< Kept, in answer to Keep
-  kLinkNews,  ///< News: an encrypted link has failed
+  kLinkNews,  ///< News of encrypted links
   // Sent by the coordinator.
   kPrepare,  ///< Prepare
   kStart,    ///< Start
@@ -100,7 +100,8 @@ struct Ready {
 
 struct News {
   std::string text;
-  void fields(auto& wire) { wire(text); }
+  bool is_failure = false;  ///< the machine cannot take part: what it could not do
+  void fields(auto& wire) { wire(text), wire(is_failure); }
 };
 
 struct Failed {

@@ -197,10 +197,59 @@ class EncryptedHosts(OneCommandTest):
         self.assertIn("0 uses 127.0.0.1 \n", output)
         self.assertIn("1 + ... + 2 = 3", output)
 
+    def test_machines_that_cannot_connect_to_each_other_send_by_a_relay(self):
+        def lose_packets(hosts, one, other):
+            """From now on nothing answers there, as behind a firewall that drops what it does not know."""
+            run("ip", "-n", hosts.names[one], "neigh", "replace", ADDRESSES[other], "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", hosts.ends[one, other])
+        for hidden in (lambda hosts: hosts.cut(1, 2), lambda hosts: lose_packets(hosts, 1, 2)):
+            with Hosts(3) as hosts:
+                hidden(hosts)
+                process = self.lockstep_run(hosts, (1, 1, 1), "--", os.path.join(BIN, "collectives"))
+                self.assertIn(" could not make an encrypted link to ", self.ended(process, 52))
+                process = self.lockstep_run(hosts, (2, 1, 1), "--relay", hosts.names[0], "--log-dir", "run", "--", *self.command("relayed"))
+                output = self.ended(process, 0)
+                one, other = hosts.names[1:]
+                self.assertRegex(output, f"{one} cannot connect to {other} \\(.*\\): its data for it goes by the relay {hosts.names[0]}|"
+                                         f"{other} cannot connect to {one} \\(.*\\): its data for it goes by the relay {hosts.names[0]}")
+            same_machine = self.figures(LOCKSTEP, "run", "-n", 4, "--", arguments=("--backend", "shm"))
+            self.assertEqual(self.read("relayed")["train_loss"], same_machine["train_loss"], "every sum is the same, bit by bit")
+            self.nothing_left()
+
+    def test_a_relay_that_ends_is_named(self):
+        with Hosts(3) as hosts:
+            hosts.cut(1, 2)
+            process = self.train_for_ever(hosts, (1, 1, 1), "--encrypt", "--relay", hosts.names[0])
+            relay, = (pid for pid in processes_of(hosts, 0) if name_of(pid) == "lockstep-links")
+            os.kill(relay, signal.SIGKILL)
+            output = process.communicate(timeout=30)[0]
+            self.assertNotEqual(process.returncode, 0, output)
+        self.assertRegex(output, "the encrypted link between .* broke")
+        self.nothing_left(8)
+
+    def test_a_machine_behind_a_relay_is_lost_or_its_rank_killed(self):
+        with Hosts(3) as hosts:
+            hosts.cut(1, 2)
+            process = self.train_for_ever(hosts, (1, 1, 1), "--encrypt", "--relay", hosts.names[0], "--max-restarts", 1)
+            victim = next(pid for pid, rank in marked_processes(self.mark).items() if rank == "2")
+            os.kill(victim, signal.SIGKILL)
+            for line in process.stdout:
+                if line.startswith("begins at "):
+                    break
+            for line in process.stdout:
+                if line.startswith("step "):
+                    break
+            for pid in processes_of(hosts, 2):
+                kill_if_there(pid)
+            output = self.ended(process, 52, 20)
+        self.assertIn("was lost with its machine: " + hosts.names[2], output)
+        self.nothing_left()
+
     def test_options_that_do_not_fit(self):
         for options, text in ((["--encrypt"], "--encrypt is for runs on several machines; give --hosts, --hostfile or --nnodes"),
                               (["--hosts", "a,b", "--link-port", 4000], "--link-port is the port of encrypted links; give --encrypt, too"),
-                              (["--hosts", "a,b", "--encrypt", "--link-port", "x"], "--link-port")):
+                              (["--hosts", "a,b", "--encrypt", "--link-port", "x"], "--link-port"),
+                              (["--hosts", "a,b", "--relay", "a"], "--relay joins encrypted links; give --encrypt, too"),
+                              (["--hosts", "a,b", "--encrypt", "--relay", "c"], "--relay c is none of the machines; give one by its name in --hosts")):
             process = self.begin(LOCKSTEP, "run", *options, "--", "true")
             self.assertIn(text, self.ended(process, 2))
 

@@ -1,4 +1,4 @@
-#include "hosts/link_relay.h"
+#include "hosts/link_carrier.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -7,10 +7,12 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <list>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <system_error>
 #include <thread>
@@ -20,7 +22,12 @@
 #include "hosts/addresses.h"
 #include "hosts/link_address.h"
 #include "hosts/link_plan.h"
+#include "hosts/link_sockets.h"
 #include "hosts/link_splice.h"
+#include "hosts/links_of_a_start.h"
+#include "hosts/relay_client.h"
+#include "hosts/relay_request.h"
+#include "hosts/relay_server.h"
 #include "hosts/tls.h"
 #include "hosts/wire.h"
 
@@ -28,110 +35,33 @@ namespace lockstep::hosts {
 namespace {
 
 constexpr std::chrono::milliseconds kProofTime{3000}, kLinkTime{10000}, kLocalTime{2000};
+/// For a connection past a relay, if there is one. A network that drops packets answers nothing.
+constexpr std::chrono::milliseconds kDirectTime{2000};
+constexpr std::chrono::milliseconds kRegisterAgain{500};
+/// Longer than the silence after which a machine is lost.
+constexpr std::chrono::milliseconds kSilenceTime{5000};
 /// Connections that have not proved the key. A new one replaces the one that has taken longest.
 constexpr size_t kMostUnproved = 64;
 constexpr size_t kMostOrder = 256 << 10;
 
 /// The first bytes of a link.
 struct Opening {
-  char magic[4] = {'L', 'S', 'L', '2'};
+  char magic[4] = {'L', 'S', 'L', '3'};
   uint32_t start = 0;  ///< LinkPlan::start, in network byte order, as all numbers
   uint16_t from_machine = 0;
   uint16_t from_port = 0;  ///< the connecting rank's
+  uint16_t to_machine = 0;
   uint16_t to_port = 0;
-  uint16_t unused = 0;
 };
-constexpr char kWelcome = 'W', kNobody = 'N';
+/// kOther: of another machine, which has the same address in a network of its own.
+constexpr char kWelcome = 'W', kNobody = 'N', kOther = 'O';
 
-in_addr_t own_order(uint32_t address) { return htonl(address); }
-
-sockaddr_in socket_address(uint32_t address, uint16_t port) {
-  sockaddr_in result{};
-  result.sin_family = AF_INET;
-  result.sin_port = htons(port);
-  result.sin_addr.s_addr = own_order(address);
-  return result;
-}
-
-void set_on(int socket, int level, int option) {
-  const int on = 1;
-  ::setsockopt(socket, level, option, &on, sizeof on);
-}
-
-FileDescriptor tcp_socket() { return FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)); }
-
-FileDescriptor accepted_from(int listener) {
-  FileDescriptor socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  // Without a free descriptor the connection stays in the queue, and poll() returns at once.
-  if (!socket && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS))
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  return socket;
-}
-
-/// Sockets that another thread may shut down.
-class OpenSockets {
+class LinkCarrier {
  public:
-  void add(int socket) {
-    const MutexLock lock(mutex_);
-    if (over_) ::shutdown(socket, SHUT_RDWR);
-    sockets_.push_back(socket);
-  }
-  /// Must be called before the socket is closed.
-  void remove(int socket) {
-    const MutexLock lock(mutex_);
-    sockets_.remove(socket);
-  }
-  /// Also those that are added later.
-  void shut_all() {
-    const MutexLock lock(mutex_);
-    over_ = true;
-    for (const int socket : sockets_) ::shutdown(socket, SHUT_RDWR);
-  }
-  /// Shuts down those that were added first, until at most `most` are left.
-  void shut_down_to(size_t most) {
-    const MutexLock lock(mutex_);
-    for (; sockets_.size() > most; sockets_.pop_front()) ::shutdown(sockets_.front(), SHUT_RDWR);
-  }
-
- private:
-  Mutex mutex_;
-  bool over_ LOCKSTEP_GUARDED_BY(mutex_) = false;
-  std::list<int> sockets_ LOCKSTEP_GUARDED_BY(mutex_);
-};
-
-class Registered {
- public:
-  Registered(OpenSockets& all, int socket, bool is_added = false) : all_(all), socket_(socket) {
-    if (!is_added) all_.add(socket);
-  }
-  ~Registered() { all_.remove(socket_); }
-  Registered(const Registered&) = delete;
-  Registered& operator=(const Registered&) = delete;
-
- private:
-  OpenSockets& all_;
-  const int socket_;
-};
-
-/// The links of one start.
-struct LinksOfAStart {
-  LinkPlan plan;
-  LinkAddresses addresses;
-  OpenSockets sockets;
-
-  explicit LinksOfAStart(const LinkPlan& from)
-      : plan(from), addresses(from.first_address, static_cast<int>(from.machines.size())) {}
-  const LinkPeer* peer(int machine) const {
-    return machine >= 0 && machine < addresses.machines() ? &plan.machines[static_cast<size_t>(machine)] : nullptr;
-  }
-  std::string own_name() const { return plan.machines[static_cast<size_t>(plan.machine)].name; }
-};
-
-class Relay {
- public:
-  Relay(FileDescriptor control, FileDescriptor listener, const Key& key)
+  LinkCarrier(FileDescriptor control, FileDescriptor listener, const Key& key)
       : control_(std::move(control)),
         listener_(std::move(listener)),
+        key_(key),
         accepting_(key, Side::kCoordinator),
         connecting_(key, Side::kAgent) {}
 
@@ -150,9 +80,14 @@ class Relay {
   /// Returns whether there is a thread.
   template <typename Body>
   bool on_a_thread(FileDescriptor socket, Body body);
+  bool carry_in_on_a_thread(FileDescriptor socket, bool may_ask_relay);
   // On threads of their own.
   void carry_out(FileDescriptor local, const LinkEnd& end, const std::shared_ptr<LinksOfAStart>& start);
-  void carry_in(FileDescriptor wire);
+  void carry_in(FileDescriptor wire, bool may_ask_relay);
+  void answer_relay(const std::shared_ptr<LinksOfAStart>& start);
+  void tell_of_no_rank(const LinkEnd& end, const LinksOfAStart& start) const;
+  FileDescriptor connect_for(const LinkEnd& end, LinksOfAStart& start, const Deadline& deadline, std::string& why);
+  void relay_from_now_on(int machine, LinksOfAStart& start, const std::string& why);
   void carry(int local, SSL* tls, int wire, const LinkPeer& other, const LinksOfAStart& start);
   FileDescriptor connect_to_rank(const LinksOfAStart& start, const Opening& opening) const;
   std::shared_ptr<LinksOfAStart> start() const {
@@ -166,7 +101,9 @@ class Relay {
   void note_stranger();
 
   const FileDescriptor control_, listener_;
+  const Key key_;
   const Tls accepting_, connecting_;
+  RelayServer relay_;
   mutable Mutex mutex_;
   std::shared_ptr<LinksOfAStart> start_ LOCKSTEP_GUARDED_BY(mutex_);
   uint64_t strangers_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
@@ -175,7 +112,7 @@ class Relay {
   std::list<Door> doors_;  // of the present start
 };
 
-void Relay::run() {
+void LinkCarrier::run() {
   for (;;) {
     std::vector<pollfd> polled{{.fd = control_.get(), .events = POLLIN, .revents = 0},
                                {.fd = listener_.get(), .events = POLLIN, .revents = 0}};
@@ -190,7 +127,7 @@ void Relay::run() {
   if (const auto last = start()) last->sockets.shut_all();
 }
 
-bool Relay::take_order() {
+bool LinkCarrier::take_order() {
   std::string text(kMostOrder, '\0');
   const ssize_t count = ::recv(control_.get(), text.data(), text.size(), MSG_DONTWAIT);
   if (count <= 0) return count < 0 && (errno == EAGAIN || errno == EINTR);
@@ -205,9 +142,11 @@ bool Relay::take_order() {
   return true;
 }
 
-std::string Relay::begin(std::string_view text) {
+std::string LinkCarrier::begin(std::string_view text) {
   auto next = std::make_shared<LinksOfAStart>(decode<LinkPlan>(text));
-  if (next->peer(next->plan.machine) == nullptr) return "a plan of links without this machine";
+  const LinkPlan& plan = next->plan;
+  if (next->peer(plan.machine) == nullptr) return "a plan of links without this machine";
+  if (plan.relay >= 0 && next->peer(plan.relay) == nullptr) return "a plan of links without its relay";
   doors_.clear();
   std::shared_ptr<LinksOfAStart> before;
   {
@@ -215,10 +154,15 @@ std::string Relay::begin(std::string_view text) {
     before = std::exchange(start_, std::move(next));
   }
   if (before) before->sockets.shut_all();
+  if (const auto now = start(); now->may_relay(now->plan.machine)) {
+    FileDescriptor none;
+    if (!on_a_thread(std::move(none), [this, now](FileDescriptor) { answer_relay(now); }))
+      return "no thread can be started for the relay";
+  }
   return "";
 }
 
-std::string Relay::open(const std::string& text) {
+std::string LinkCarrier::open(const std::string& text) {
   LinkEnd end;
   std::istringstream(text) >> end.machine >> end.port;
   const auto now = start();
@@ -237,26 +181,32 @@ std::string Relay::open(const std::string& text) {
   return "";
 }
 
-void Relay::accept_rank(const Door& door) {
+void LinkCarrier::accept_rank(const Door& door) {
   FileDescriptor socket = accepted_from(door.socket.get());
   if (!socket) return;
   on_a_thread(std::move(socket),
               [this, end = door.end, now = start()](FileDescriptor local) { carry_out(std::move(local), end, now); });
 }
 
-void Relay::accept_stranger() {
-  FileDescriptor socket = accepted_from(listener_.get());
-  if (!socket) return;
+void LinkCarrier::accept_stranger() {
+  if (FileDescriptor socket = accepted_from(listener_.get()))
+    carry_in_on_a_thread(std::move(socket), /*may_ask_relay=*/true);
+}
+
+bool LinkCarrier::carry_in_on_a_thread(FileDescriptor socket, bool may_ask_relay) {
   // Before its thread runs: many may wait for their turn to run, and count.
   const int number = socket.get();
   unproved_.shut_down_to(kMostUnproved - 1);
   unproved_.add(number);
-  if (!on_a_thread(std::move(socket), [this](FileDescriptor wire) { carry_in(std::move(wire)); }))
-    unproved_.remove(number);
+  if (on_a_thread(std::move(socket),
+                  [this, may_ask_relay](FileDescriptor wire) { carry_in(std::move(wire), may_ask_relay); }))
+    return true;
+  unproved_.remove(number);
+  return false;
 }
 
 template <typename Body>
-bool Relay::on_a_thread(FileDescriptor socket, Body body) {
+bool LinkCarrier::on_a_thread(FileDescriptor socket, Body body) {
   try {
     std::thread([body = std::move(body), fd = socket.get()] {
       FileDescriptor own(fd);
@@ -274,7 +224,7 @@ bool Relay::on_a_thread(FileDescriptor socket, Body body) {
   }
 }
 
-void Relay::carry(int local, SSL* tls, int wire, const LinkPeer& other, const LinksOfAStart& start_of) {
+void LinkCarrier::carry(int local, SSL* tls, int wire, const LinkPeer& other, const LinksOfAStart& start_of) {
   set_on(local, IPPROTO_TCP, TCP_NODELAY);
   set_on(wire, SOL_SOCKET, SO_KEEPALIVE);
   const std::string reason = splice(local, tls, wire, other.name);
@@ -283,7 +233,7 @@ void Relay::carry(int local, SSL* tls, int wire, const LinkPeer& other, const Li
     tell(kLinkNews, "the encrypted link between " + start_of.own_name() + " and " + other.name + " broke: " + reason);
 }
 
-void Relay::carry_out(FileDescriptor local, const LinkEnd& end, const std::shared_ptr<LinksOfAStart>& now) {
+void LinkCarrier::carry_out(FileDescriptor local, const LinkEnd& end, const std::shared_ptr<LinksOfAStart>& now) {
   const LinkPeer& other = *now->peer(end.machine);
   const Deadline deadline(kLinkTime);
   std::string why;
@@ -295,43 +245,103 @@ void Relay::carry_out(FileDescriptor local, const LinkEnd& end, const std::share
   opening.start = htonl(now->plan.start);
   opening.from_machine = htons(static_cast<uint16_t>(now->plan.machine));
   opening.from_port = from.sin_port;
+  opening.to_machine = htons(static_cast<uint16_t>(end.machine));
   opening.to_port = htons(end.port);
   while (!deadline.passed()) {
-    wire = connect_to({other.address, other.port}, deadline, why);
+    const bool is_relayed = now->is_relayed[static_cast<size_t>(end.machine)];
+    wire = connect_for(end, *now, deadline, why);
     if (!wire) break;
     const Registered wire_open(now->sockets, wire.get()), local_open(now->sockets, local.get());
     set_on(wire.get(), IPPROTO_TCP, TCP_NODELAY);
     const Tls::Session tls = connecting_.connect(wire.get());
     SSL_set_read_ahead(tls.get(), 1);
     const Deadline handshake(kProofTime);
+    why = "the handshake failed";  // strangers may have taken its turn
     if (prove_key(tls.get(), wire.get(), handshake)) {
       char answer = 0;
       if (send_all(tls.get(), wire.get(), &opening, sizeof opening, handshake) &&
           receive_all(tls.get(), wire.get(), &answer, 1, deadline) && answer == kWelcome)
         return carry(local.get(), tls.get(), wire.get(), other, *now);
-      why = answer == kNobody ? "no rank there listens on port " + std::to_string(end.port) : "it does not answer";
-      break;
+      if (answer == kNobody) return tell_of_no_rank(end, *now);
+      why = answer == kOther ? "another machine answers there" : "it does not answer";
+      if (answer != kOther || !now->may_relay(end.machine)) break;
     }
-    why = "the handshake failed";  // strangers may have taken its turn
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (now->may_relay(end.machine) && !is_relayed)
+      relay_from_now_on(end.machine, *now, why);
+    else
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
+  // If that machine is lost, the coordinator notices first.
+  for (const Deadline silence(kSilenceTime); start() == now && !silence.passed();)
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
   if (start() == now)
-    tell(kLinkNews, "there is no encrypted link from " + now->own_name() + " to " + other.name + ": " +
-                        Endpoint{other.address, other.port}.text() + ": " + why);
+    tell(kLinkFailure,
+         "make an encrypted link to " + other.name + ": " + Endpoint{other.address, other.port}.text() + ": " + why);
 }
 
-void Relay::carry_in(FileDescriptor wire) {
+/// It has ended, which is told of it, or is of another start.
+void LinkCarrier::tell_of_no_rank(const LinkEnd& end, const LinksOfAStart& now) const {
+  if (start().get() == &now)
+    tell(kLinkNews, "there is no encrypted link from " + now.own_name() + " to " + now.peer(end.machine)->name +
+                        ": no rank there listens on port " + std::to_string(end.port));
+}
+
+FileDescriptor LinkCarrier::connect_for(const LinkEnd& end, LinksOfAStart& now, const Deadline& deadline,
+                                        std::string& why) {
+  const LinkPeer& other = *now.peer(end.machine);
+  if (!now.may_relay(end.machine)) return connect_to({other.address, other.port}, deadline, why);
+  if (!now.is_relayed[static_cast<size_t>(end.machine)]) {
+    if (FileDescriptor wire = connect_to({other.address, other.port}, Deadline(kDirectTime), why)) return wire;
+    relay_from_now_on(end.machine, now, why);
+  }
+  return connect_to_relay(now.plan, key_, {.kind = RelayRequest::kConnect, .to = static_cast<uint32_t>(end.machine)},
+                          kLinkTime, why);
+}
+
+void LinkCarrier::relay_from_now_on(int machine, LinksOfAStart& now, const std::string& why) {
+  if (now.is_relayed[static_cast<size_t>(machine)].exchange(true) || start().get() != &now) return;
+  tell(kLinkNews, now.own_name() + " cannot connect to " + now.peer(machine)->name + " (" + why +
+                      "): its data for it goes by the relay " + now.peer(now.plan.relay)->name);
+}
+
+void LinkCarrier::answer_relay(const std::shared_ptr<LinksOfAStart>& now) {
+  bool is_told = false;
+  while (start() == now) {
+    std::string why;
+    const FileDescriptor line = connect_to_relay(now->plan, key_, {.kind = RelayRequest::kRegister}, kLinkTime, why);
+    if (line) {
+      const Registered line_open(now->sockets, line.get());
+      while (const auto token = next_token(line.get()))
+        if (FileDescriptor wire =
+                connect_to_relay(now->plan, key_, {.kind = RelayRequest::kBind, .token = *token}, kProofTime, why))
+          carry_in_on_a_thread(std::move(wire), /*may_ask_relay=*/false);
+    } else if (!is_told && start() == now) {
+      is_told = true;
+      tell(kLinkNews, now->own_name() + " cannot register with the relay: " + why);
+    }
+    std::this_thread::sleep_for(kRegisterAgain);
+  }
+}
+
+void LinkCarrier::carry_in(FileDescriptor wire, bool may_ask_relay) {
   Tls::Session tls;
   Opening opening;
+  std::optional<RelayRequest> request;
   {
     const Registered unproved(unproved_, wire.get(), /*is_added=*/true);
     set_on(wire.get(), IPPROTO_TCP, TCP_NODELAY);
-    tls = accepting_.connect(wire.get());
-    SSL_set_read_ahead(tls.get(), 1);
     const Deadline handshake(kProofTime);
-    if (!prove_key(tls.get(), wire.get(), handshake)) return note_stranger();
-    if (!receive_all(tls.get(), wire.get(), &opening, sizeof opening, handshake)) return;
+    if (may_ask_relay && asks_relay(wire.get(), handshake)) {
+      request = hear_request(wire.get(), key_, handshake);
+      if (!request) return note_stranger();
+    } else {
+      tls = accepting_.connect(wire.get());
+      SSL_set_read_ahead(tls.get(), 1);
+      if (!prove_key(tls.get(), wire.get(), handshake)) return note_stranger();
+      if (!receive_all(tls.get(), wire.get(), &opening, sizeof opening, handshake)) return;
+    }
   }
+  if (request) return relay_.serve(std::move(wire), *request);
   const auto now = start();
   const LinkPeer* const other = now ? now->peer(ntohs(opening.from_machine)) : nullptr;
   const Opening known;
@@ -339,15 +349,16 @@ void Relay::carry_in(FileDescriptor wire) {
   // A rank of an earlier start may have found the port of a rank of this one.
   if (ntohl(opening.start) != now->plan.start) return;
   const Registered wire_open(now->sockets, wire.get());
-  const FileDescriptor local = connect_to_rank(*now, opening);
-  const char answer = local ? kWelcome : kNobody;
+  const bool is_meant = ntohs(opening.to_machine) == now->plan.machine;
+  const FileDescriptor local = is_meant ? connect_to_rank(*now, opening) : FileDescriptor();
+  const char answer = local ? kWelcome : is_meant ? kNobody : kOther;
   if (!send_all(tls.get(), wire.get(), &answer, 1, Deadline(kLocalTime)) || !local) return;
   const Registered local_open(now->sockets, local.get());
   carry(local.get(), tls.get(), wire.get(), *other, *now);
 }
 
 /// The rank sees the address of the other machine and the other rank's port.
-FileDescriptor Relay::connect_to_rank(const LinksOfAStart& now, const Opening& opening) const {
+FileDescriptor LinkCarrier::connect_to_rank(const LinksOfAStart& now, const Opening& opening) const {
   FileDescriptor socket = tcp_socket();
   const sockaddr_in from = socket_address(now.addresses.of(ntohs(opening.from_machine)), ntohs(opening.from_port));
   const sockaddr_in to = socket_address(now.addresses.of(now.plan.machine), ntohs(opening.to_port));
@@ -358,7 +369,7 @@ FileDescriptor Relay::connect_to_rank(const LinksOfAStart& now, const Opening& o
   return socket;
 }
 
-void Relay::note_stranger() {
+void LinkCarrier::note_stranger() {
   const MutexLock lock(mutex_);
   if (++strangers_ < told_from_) return;
   told_from_ *= 10;
@@ -368,14 +379,14 @@ void Relay::note_stranger() {
 
 }  // namespace
 
-void run_link_relay(FileDescriptor control, FileDescriptor listener, const Key& key) {
+void run_link_carrier(FileDescriptor control, FileDescriptor listener, const Key& key) {
   rlimit descriptors{};
   if (::getrlimit(RLIMIT_NOFILE, &descriptors) == 0) {
     descriptors.rlim_cur = descriptors.rlim_max;
     ::setrlimit(RLIMIT_NOFILE, &descriptors);
   }
   // It is not destroyed, because threads may use it until the process ends.
-  (new Relay(std::move(control), std::move(listener), key))->run();
+  (new LinkCarrier(std::move(control), std::move(listener), key))->run();
 }
 
 }  // namespace lockstep::hosts
