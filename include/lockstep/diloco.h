@@ -75,9 +75,9 @@ struct DiLoCoStats {
 /// of each slice, and the mean is rounded to the wire as well.
 ///
 /// Parameters that require grad are float, bfloat16 or float16; the outer copy is float and on the CPU. Frozen
-/// parameters and buffers stay with each machine; finish() averages floating-point buffers. The optimizer's state stays
-/// with each machine, too. A schedule, clipping and accumulation work as without it. An Ema averages each machine's own
-/// weights, so its averages differ by machine, also after finish().
+/// parameters and buffers stay with each machine; finish() averages floating-point buffers, those of machines that have
+/// only finite ones. The optimizer's state stays with each machine, too. A schedule, clipping and accumulation work as
+/// without it. An Ema averages each machine's own weights, so its averages differ by machine, also after finish().
 ///
 /// A machine whose parameters are not finite at a fragment's turn is left out of the round: a warning and stats() name
 /// it, and it takes all parameters from the outer copy. Its optimizer's state stays as it is, so give the model
@@ -100,8 +100,9 @@ class DiLoCo {
   /// After each step of the optimizer, also of one that a GradScaler or NonFinitePolicy skipped: machines count calls,
   /// so that they remain in step. Returns whether parameters were synchronised. Sends nothing if it is no fragment's
   /// turn. Throws Error on all ranks if the machines are at different steps, if the ranks of a machine have different
-  /// parameters, or if a machine's model was changed by refresh() or one of its parameters was frozen: make a new
-  /// DiLoCo then. With overlap_steps it throws when the round's result is due.
+  /// parameters, if the machines' outer copies differ because they have loaded other states, or if a machine's model
+  /// was changed by refresh() or one of its parameters was frozen: make a new DiLoCo then. With overlap_steps it throws
+  /// when the round's result is due.
   bool step();
   /// Ends the rounds under way, and has a round now of what was trained since: afterwards all machines have the same
   /// parameters and floating-point buffers. To be called before the model is evaluated or saved for use.

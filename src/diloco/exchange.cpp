@@ -34,7 +34,7 @@ bool has_parts(const Machines& machines) { return machines.count() > 2; }
 std::string error_of(const Machines& machines, const std::vector<Head>& heads, const std::vector<std::string>& names) {
   for (int machine = 0; machine < machines.count(); ++machine) {
     const Head& head = heads[static_cast<size_t>(machine)];
-    const auto [condition, detail] = head.standing;
+    const auto [condition, detail, outer] = head.standing;
     if (condition == Condition::kRefreshed)
       return "DiLoCo: the model of " + machines.name_of(machine) +
              " was changed by refresh() after the DiLoCo was made; make a new DiLoCo on every rank after an edit";
@@ -54,6 +54,10 @@ std::string error_of(const Machines& machines, const std::vector<Head>& heads, c
       return "DiLoCo: " + machines.name_of(0) + " is at step " + std::to_string(heads.front().step) + " and " +
              machines.name_of(machine) + " at step " + std::to_string(head.step) +
              "; all machines must call step() equally often, and finish() at the same step";
+    if (outer != heads.front().standing.outer)
+      return "DiLoCo: " + machines.name_of(machine) + " has another outer copy than " + machines.name_of(0) +
+             " before the round of step " + std::to_string(head.step) +
+             "; load states that were saved together, on all machines, or make a new DiLoCo";
   }
   return "";
 }

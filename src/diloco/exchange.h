@@ -28,6 +28,7 @@ enum class Condition : int32_t {
 struct Standing {
   Condition condition = Condition::kTakesPart;
   int32_t detail = 0;  ///< kDiverged: a rank, among all; kFrozen: the place of the parameter in the model
+  uint64_t outer = 0;  ///< hash of this rank's slice of the outer copy, which all machines have
 };
 
 /// Whose pseudo-gradients the mean is over, or why there is none. The same on all ranks.

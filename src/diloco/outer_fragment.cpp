@@ -12,6 +12,7 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "collectives/cause.h"
+#include "data_parallel/divergence.h"
 #include "diloco/exchange.h"
 #include "rank_page/operation_label.h"
 
@@ -81,6 +82,8 @@ void OuterFragment::step(const at::Tensor& mean) {
   optimizer_->step();
   copy_.mutable_grad() = at::Tensor();
 }
+
+uint64_t OuterFragment::hash() const { return copy_.defined() ? hash_of(copy_) : 0; }
 
 at::Tensor OuterFragment::whole(const Machines& machines) const {
   const at::NoGradGuard no_grad;

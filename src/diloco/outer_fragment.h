@@ -34,6 +34,8 @@ class OuterFragment {
   at::Tensor pseudo_gradient(const Machines& machines) const;
   /// The outer optimizer's step by the mean of the pseudo-gradients. On ranks with a slice.
   void step(const at::Tensor& mean);
+  /// Of this rank's slice of the outer copy; 0 without one.
+  uint64_t hash() const;
   /// All slices of the outer copy. Every rank of the machine calls it.
   at::Tensor whole(const Machines& machines) const;
 

@@ -200,7 +200,8 @@ Standing DiLoCo::State::agree(size_t which, const at::Tensor& values) const {
 DiLoCo::State::Round DiLoCo::State::begin(size_t which) {
   OuterFragment& fragment = fragments_[which];
   const at::Tensor values = fragment.pseudo_gradient(machines_);
-  const Standing standing = agree(which, values);
+  Standing standing = agree(which, values);
+  standing.outer = fragment.hash();
   Round round{which, stats.steps, std::nullopt};
   if (machines_.owns_slice()) {
     round.exchange.emplace(machines_, options_.wire, Exchange::Place{stats.steps, static_cast<int64_t>(which), &names_},
@@ -250,10 +251,16 @@ void DiLoCo::State::count(const Outcome& outcome, int64_t sent_at) {
   for (int machine = 0; machine < machines_.count(); ++machine) {
     if (outcome.took_part[static_cast<size_t>(machine)])
       ++stats.rounds_by_machine[static_cast<size_t>(machine)];
-    else if (machines_.all().rank() == 0 || (machine == machines_.own() && machines_.here().rank() == 0))
-      TORCH_WARN("DiLoCo: ", machines_.name_of(machine), " was left out of the round of step ", sent_at,
-                 ": its parameters were not finite; it continues from the outer copy");
+    else
+      warn_of(machine, "was left out of the round of step " + std::to_string(sent_at) +
+                           ": its parameters were not finite; it continues from the outer copy");
   }
+}
+
+/// On rank 0, and where it happened.
+void DiLoCo::State::warn_of(int machine, const std::string& what) const {
+  if (machines_.all().rank() == 0 || (machine == machines_.own() && machines_.here().rank() == 0))
+    TORCH_WARN("DiLoCo: ", machines_.name_of(machine), ' ', what);
 }
 
 void DiLoCo::State::end_round(Round& round, double keep) {
@@ -333,7 +340,20 @@ void DiLoCo::State::average_buffers() const {
     if (buffer.is_floating_point() || buffer.is_complex()) numbers.push_back(buffer);
   if (numbers.empty() || machines_.count() == 1) return;
   const OperationLabel label("the buffers of a DiLoCo");
-  average_coalesced(machines_.all(), numbers, machines_.here().rank() == 0 ? 1.0 / machines_.count() : 0);
+  const bool is_finite = std::all_of(numbers.begin(), numbers.end(),
+                                     [](const at::Tensor& buffer) { return at::isfinite(buffer).all().item<bool>(); });
+  const at::Tensor told = machines_.all().all_gather(at::scalar_tensor(is_finite ? 1 : 0, at::kLong));
+  int taking_part = 0;
+  for (int machine = 0; machine < machines_.count(); ++machine)
+    if (told[machines_.first_rank(machine)].item<int64_t>() != 0)
+      ++taking_part;
+    else
+      warn_of(machine, "was left out of the average of the buffers, some of which are not finite");
+  if (taking_part == 0) return;
+  const bool takes_part = machines_.here().rank() == 0 && is_finite;
+  if (!is_finite)
+    for (const at::Tensor& buffer : numbers) buffer.zero_();  // no part of NaN is nothing
+  average_coalesced(machines_.all(), numbers, takes_part ? 1.0 / taking_part : 0);
 }
 
 }  // namespace lockstep

@@ -61,6 +61,7 @@ struct DiLoCo::State {
   /// Sets the fragment's parameters from the outer copy. Every rank of the machine calls it.
   void write(const diloco::OuterFragment& fragment, double keep);
   void average_buffers() const;
+  void warn_of(int machine, const std::string& what) const;
   /// This machine, the number of machines, this rank's slice or -1, the number of slices.
   std::vector<int64_t> place() const;
   /// Throws Error if a saved state is of another place or model.

@@ -325,6 +325,52 @@ TEST(WrongDiLoCo, WithoutAnyMachineTheOuterCopyStays) {
   });
 }
 
+TEST(WrongDiLoCo, AMachineWithAnotherOuterCopyIsNamed) {
+  for (const Engine& engine : kEngines)
+    run_ranks(engine, [&](Context& context) {
+      Training training(context, {.sync_every = 3, .fragments = 2, .overlap_steps = 1});
+      training.train_until(7);
+      StateDict state = training.diloco.state_dict();
+      const bool odd = context.rank() == context.world_size() - 1;
+      if (odd) state["fragment.1.outer"][0] += 1;
+      training.diloco.load_state_dict(state);
+      const std::string text = thrown_by([&] {
+        training.train_until(11);
+        training.diloco.finish();
+      });
+      expect_text(text, " has another outer copy than machine 0 (");
+      expect_text(text, "load states that were saved together, on all machines, or make a new DiLoCo");
+    });
+}
+
+TEST(WrongDiLoCo, ABufferThatIsNotFiniteStaysOnItsMachine) {
+  for (const Engine& engine : kEngines)
+    for (const bool everywhere : {false, true})
+      run_ranks(engine, [&](Context& context) {
+        torch::nn::Sequential net(torch::nn::Linear(7, 5), torch::nn::BatchNorm1d(5));
+        const Group machine = context.group().on_this_machine();
+        DistributedDataParallel model(net, machine);
+        DiLoCo diloco(model, context, {.sync_every = 3});
+        const at::NoGradGuard no_grad;
+        at::Tensor mean = net->named_buffers()["1.running_mean"];
+        const bool odd = context.rank() == context.world_size() - 1;
+        mean.fill_(odd || everywhere ? std::numeric_limits<double>::quiet_NaN() : 2);
+        // Its machine's other ranks would get it by the next forward in training.
+        machine.broadcast(mean, machine.world_size() - 1);
+        WarningsOfDiLoCo warnings;
+        {
+          const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+          diloco.finish();
+        }
+        if (everywhere)
+          EXPECT_TRUE(mean.isnan().all().item<bool>());
+        else
+          EXPECT_TRUE(mean.eq(2).all().item<bool>()) << mean;
+        if (context.rank() == 0)
+          expect_text(warnings.texts(), "was left out of the average of the buffers, some of which are not finite");
+      });
+}
+
 TEST(DiLoCoWith, SharedParametersClippingAccumulationSchedulesAndAverages) {
   for (const Engine& engine :
        {Engine{4, "shm", "aaaa"}, Engine{4, "hierarchical", "aabb"}, Engine{2, "hierarchical", "ab"}})
