@@ -62,7 +62,8 @@ enum Trouble : int64_t {
   kOtherShape = -2,
   kOtherKind = -3,
   kNotFinite = -4,
-  kTooLarge = -5
+  kTooLarge = -5,
+  kBrokenState = -6
 };
 
 struct TroubleText {
@@ -73,7 +74,8 @@ constexpr TroubleText kTroubles[] = {{kUndefined, " gave an undefined tensor"},
                                      {kOtherShape, " gave samples of another shape"},
                                      {kOtherKind, " gave a tensor that is complex, sparse, quantized or without data"},
                                      {kNotFinite, " gave infinity or NaN"},
-                                     {kTooLarge, " gave numbers beyond 1e140, whose squares a double cannot hold"}};
+                                     {kTooLarge, " gave numbers beyond 1e140, whose squares a double cannot hold"},
+                                     {kBrokenState, " holds a state that no samples give"}};
 
 /// The square of a difference of two such numbers, times 2^63 samples, is finite.
 constexpr double kLargest = 1e140;
@@ -88,6 +90,12 @@ Trouble trouble_of_kind(const at::Tensor& tensor) {
 Trouble trouble_of_values(const at::Tensor& samples) {
   if (!at::isfinite(samples).all().item<bool>()) return kNotFinite;
   return (samples.abs() > kLargest).any().item<bool>() ? kTooLarge : kNone;
+}
+
+/// Whether samples can have such moments.
+bool is_state_of_samples(const at::Tensor& count, const at::Tensor& mean, const at::Tensor& squares) {
+  return count.item<int64_t>() >= 0 && at::isfinite(mean).all().item<bool>() &&
+         at::isfinite(squares).all().item<bool>() && squares.ge(0).all().item<bool>();
 }
 
 /// The high bits of a hash, as many as a double holds.
@@ -248,9 +256,32 @@ RunningStatisticsImpl::RunningStatisticsImpl(std::vector<int64_t> shape, Running
 }
 
 void RunningStatisticsImpl::reset() {
+  if (named_buffers(/*recurse=*/false).contains("mean")) {
+    const at::NoGradGuard no_grad;
+    for (at::Tensor* buffer : {&mean_, &squares_, &count_}) buffer->zero_();
+    return;
+  }
   mean_ = register_buffer("mean", at::zeros(shape_, at::kDouble));
   squares_ = register_buffer("squares", at::zeros(shape_, at::kDouble));
   count_ = register_buffer("count", at::zeros({}, at::kLong));
+}
+
+void RunningStatisticsImpl::to(torch::Device device, torch::Dtype /*dtype*/, bool non_blocking) {
+  to(device, non_blocking);
+}
+
+void RunningStatisticsImpl::to(torch::Dtype /*dtype*/, bool /*non_blocking*/) {}
+
+void RunningStatisticsImpl::to(torch::Device device, bool non_blocking) { Module::to(device, non_blocking); }
+
+void RunningStatisticsImpl::check_held(const char* function) const {
+  const uint64_t versions = 1 + static_cast<uint64_t>(mean_._version()) + static_cast<uint64_t>(squares_._version()) +
+                            static_cast<uint64_t>(count_._version());
+  if (checked_ == versions) return;
+  TORCH_CHECK(is_state_of_samples(count_, mean_, squares_), "RunningStatistics::", function,
+              "(): it holds a state that no samples give: a negative count or variance, infinity or NaN; load one that "
+              "was saved, or call reset() on every rank");
+  checked_ = versions;
 }
 
 void RunningStatisticsImpl::update(const at::Tensor& samples, const Group& group) {
@@ -261,7 +292,9 @@ void RunningStatisticsImpl::update(const at::Tensor& samples, const Group& group
   Moments sum{static_cast<double>(count()), held(mean_), held(squares_)};
   const bool fits = samples.defined() && samples.dim() == static_cast<int64_t>(shape_.size()) + 1 &&
                     samples.sizes().slice(1) == shape_;
-  const Trouble trouble = fits ? trouble_of_kind(samples) : kOtherShape;
+  const Trouble trouble = !is_state_of_samples(count_, mean_, squares_) ? kBrokenState
+                          : fits                                        ? trouble_of_kind(samples)
+                                                                        : kOtherShape;
   const at::Tensor rows =
       trouble == kNone ? samples.to(at::kCPU, at::kDouble).reshape({samples.size(0), features}) : at::Tensor();
   sum.add(of_all_ranks(rows, trouble, features, group,
@@ -284,6 +317,7 @@ at::Tensor RunningStatisticsImpl::variance() const {
 
 at::Tensor RunningStatisticsImpl::forward(const at::Tensor& x) const {
   check_input("forward", x, shape_);
+  check_held("forward");
   const at::Tensor normal =
       (to_floating(x) - mean_.to(x.device())) / (variance() + options_.epsilon).sqrt().to(x.device());
   return (options_.limit > 0 ? normal.clamp(-options_.limit, options_.limit) : normal).to(result_type(x));
@@ -291,6 +325,7 @@ at::Tensor RunningStatisticsImpl::forward(const at::Tensor& x) const {
 
 at::Tensor RunningStatisticsImpl::denormalized(const at::Tensor& x) const {
   check_input("denormalized", x, shape_);
+  check_held("denormalized");
   const at::Tensor deviation = (variance() + options_.epsilon).sqrt().to(x.device());
   return (to_floating(x) * deviation + mean_.to(x.device())).to(result_type(x));
 }

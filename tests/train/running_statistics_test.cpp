@@ -279,6 +279,47 @@ TEST(RunningStatisticsTest, RefusesInputsThatAreNoSamples) {
   }
 }
 
+TEST(RunningStatisticsTest, StayDoubleInAModuleThatIsConverted) {
+  run_ranks({2, "shm"}, [](Context& context) {
+    struct Policy : torch::nn::Module {
+      torch::nn::Linear layer{register_module("layer", torch::nn::Linear(3, 3))};
+      RunningStatistics seen{register_module("seen", RunningStatistics(std::vector<int64_t>{3}))};
+    } policy;
+    policy.to(at::kHalf);
+    policy.to(at::kCPU, at::kBFloat16);
+    EXPECT_EQ(policy.layer->weight.scalar_type(), at::kBFloat16);
+    for (const auto& [name, buffer] : policy.named_buffers().pairs())
+      EXPECT_EQ(buffer.scalar_type(), name == "seen.count" ? at::kLong : at::kDouble) << name;
+    RunningStatisticsImpl& seen = *policy.seen;
+    seen.update(at::full({2, 3}, 1e6 + context.rank(), at::kDouble), context.group());
+    EXPECT_TRUE(at::equal(seen.mean(), at::full({3}, 1e6 + 0.5, at::kDouble))) << seen.mean();
+    seen.reset();
+    EXPECT_EQ(seen.count(), 0);
+    seen.update(at::full({1, 3}, 7.0), context.group());
+    EXPECT_TRUE(at::equal(seen.mean(), at::full({3}, 7.0, at::kDouble))) << seen.mean();
+  });
+}
+
+TEST(RunningStatisticsTest, AStateThatNoSamplesGiveIsRefused) {
+  const std::pair<const char*, double> broken[] = {
+      {"count", -3}, {"squares", -1}, {"squares", NAN}, {"mean", INFINITY}};
+  for (const auto& [name, value] : broken)
+    run_ranks({2, "shm"}, [&, name = name, value = value](Context& context) {
+      RunningStatistics seen(std::vector<int64_t>{3});
+      seen->update(at::rand({4, 3}), context.group());
+      (void)seen(at::rand({3}));
+      StateDict state = state_dict(*seen);
+      if (context.rank() == 1) {
+        state[name].fill_(value);
+        load_state_dict(*seen, state);
+        EXPECT_TRUE(has(complaint([&] { (void)seen(at::rand({3})); }), "it holds a state that no samples give"));
+      }
+      EXPECT_THROW(seen->update(at::rand({4, 3}), context.group()), Error);
+      load_state_dict(*seen, state_dict(*RunningStatistics(std::vector<int64_t>{3})));
+      seen->update(at::rand({4, 3}), context.group());
+    });
+}
+
 TEST(RunningStatisticsTest, RefusesOptionsThatAreNone) {
   for (const RunningStatisticsOptions& options :
        {RunningStatisticsOptions{.epsilon = -1}, RunningStatisticsOptions{.limit = NAN}})
