@@ -117,6 +117,7 @@ Launcher::Launcher(const LaunchOptions& options, const EnvironmentBlock& environ
 void Launcher::start_team() {
   reporter_.start_begins();
   team_.reset();
+  shared_.guard.renew();
   const TeamSetup setup{.options = options_,
                         .environment = environment_,
                         .commands = commands_,

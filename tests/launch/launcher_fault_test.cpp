@@ -114,6 +114,18 @@ TEST(LauncherFault, WhatHasLeftTheSessionEndsWithTheLauncher) {
   EXPECT_TRUE(all_gone(run)) << describe(run);
 }
 
+TEST(LauncherFault, AGuardThatWasKilledIsReplacedByTheNextStart) {
+  Launched run(
+      {"-n", "2", "--max-restarts", "1", "sh", "-c",
+       "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; [ $RANK = 0 ] || exec sleep 60; for p in /proc/[0-9]*; do "
+       "[ \"$(cat $p/comm 2>/dev/null)\" = lockstep-guard ] && [ \"$(awk '{print $4}' $p/stat)\" = $PPID ] && "
+       "kill -KILL ${p#/proc/} && echo killed the guard; done; kill -KILL $$"});
+  const auto result = run.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(contains(result.out, "killed the guard")) << result.out;
+  EXPECT_TRUE(run.processes().empty()) << describe(run);
+}
+
 TEST(LauncherFault, AnotherRunsProcessesAreLeftAlone) {
   Launched other({"-n", "2", "sh", "-c", "setsid sleep 60 >/dev/null 2>&1 & echo ready; sleep 60"});
   ASSERT_TRUE(other.wait_for("ready"));

@@ -83,14 +83,20 @@ void kill_all(const std::vector<pid_t>& groups, const std::string& mark) {
 
 }  // namespace
 
-Guard::Guard(std::chrono::milliseconds patience) : mark_(new_launcher_mark()) {
+Guard::Guard(std::chrono::milliseconds patience) : patience_(patience), mark_(new_launcher_mark()) { start(); }
+
+void Guard::renew() {
+  if (::waitpid(pid_, nullptr, WNOHANG) != 0) start();
+}
+
+void Guard::start() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw_limit("making a pipe");
   const FileDescriptor read_end(ends[0]);
   pipe_ = FileDescriptor(ends[1]);
   pid_ = ::fork();
   if (pid_ < 0) throw_limit("starting a process");
-  if (pid_ == 0) keep_guard(read_end.get(), static_cast<int>(patience.count()), mark_);
+  if (pid_ == 0) keep_guard(read_end.get(), static_cast<int>(patience_.count()), mark_);
 }
 
 void Guard::forget(pid_t group) const {

@@ -22,6 +22,9 @@ class Guard {
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
+  /// Called before ranks are started: makes another guard if somebody has killed it. Throws as the constructor does.
+  void renew();
+
   /// The descriptor to which the leader of a group to kill writes its pid, as a pid_t, before it starts anything,
   /// because the launcher may be killed right after the fork.
   int registry() const { return pipe_.get(); }
@@ -37,6 +40,9 @@ class Guard {
   void kill_strays(std::chrono::milliseconds timeout) const;
 
  private:
+  void start();
+
+  const std::chrono::milliseconds patience_;
   const std::string mark_;
   pid_t pid_ = -1;
   FileDescriptor pipe_;

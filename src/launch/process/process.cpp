@@ -32,7 +32,11 @@ void become(const ProcessStart& start, const LauncherSettings& settings, char* c
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
   if (::getppid() != launcher) ::_exit(1);  // the launcher died before the previous line
   const pid_t self = ::getpid();
-  if (::write(start.announce, &self, sizeof self) != sizeof self) return;
+  if (::write(start.announce, &self, sizeof self) != sizeof self) {
+    // The guard was killed, as this machine's other processes may be next. It is no fault of the program.
+    if (errno == EPIPE) ::kill(self, SIGKILL);
+    return;
+  }
   if (::dup2(start.input, 0) < 0 || ::dup2(start.output, 1) < 0 || ::dup2(start.error, 2) < 0) return;
   for (const int fd : start.kept)
     if (::fcntl(fd, F_SETFD, 0) != 0) return;
