@@ -8,6 +8,7 @@
 
 #include "base/hash.h"
 #include "base/shared_weights.h"
+#include "checkpoint/format/pickle_reader.h"
 #include "checkpoint/format/pt_file.h"
 #include "checkpoint/object_reader.h"
 #include "checkpoint/scalar_type.h"
@@ -16,6 +17,20 @@ namespace lockstep {
 namespace {
 
 std::string text_of(const c10::IValue& key) { return key.isString() ? key.toStringRef() : std::to_string(key.toInt()); }
+
+/// What cannot be read again must not be saved. Each object takes a byte at least, so only long pickles are read.
+void check_readable(const std::string& pickle) {
+  const char* const advice = "; save many numbers or a long text as a tensor";
+  TORCH_CHECK(pickle.size() <= kMaxPickleBytes, "cannot save the object: beside its tensors it takes ", pickle.size(),
+              " bytes, and ", kMaxPickleBytes, " at most are read again", advice);
+  if (pickle.size() <= kMaxPickleNodes) return;
+  PickleTree tree(pickle);
+  try {
+    read_pickle(tree);
+  } catch (const Error& error) {
+    TORCH_CHECK(false, "cannot save the object, which could not be read again: ", error.what(), advice);
+  }
+}
 
 at::Tensor as_tensor(const c10::Storage& storage) {
   return at::empty({0}, at::kByte).set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
@@ -46,6 +61,7 @@ ObjectWriter::ObjectWriter(const c10::IValue& object) {
   at::NoGradGuard no_grad;
   add(object, {});
   pickle_ = pickle_writer_.finish();
+  check_readable(pickle_);
 }
 
 void ObjectWriter::add(const c10::IValue& value, const Place& place) {

@@ -104,6 +104,27 @@ TEST_P(WrongSaves, AnUndefinedTensorIsNamed) {
   });
 }
 
+/// What resume() would refuse must not be saved, or the last good checkpoint is thrown away for it.
+TEST_P(WrongSaves, WhatIsTooLongToBeReadAgain) {
+  run_ranks(GetParam(), [&](Context& context) {
+    const bool odd = context.rank() == last(context);
+    const auto part = [&]() -> c10::IValue {
+      if (!odd) return std::string("short");
+      if (context.world_size() == 2) return std::string(70 << 20, 'x');
+      return c10::List<int64_t>(std::vector<int64_t>(9 << 20, 1));
+    };
+    Checkpointer checkpointer(path(), context.group());
+    checkpointer.add("part", Checkpointer::Part{.save = part, .load = [](const c10::IValue&) {}}, Scope::kEachRank);
+    const std::string text = failure([&] { checkpointer.save(1); });
+    expect_in(text, "rank " + std::to_string(last(context)));
+    expect_in(text, context.world_size() == 2
+                        ? "and 67108864 at most are read again; save many numbers or a long text as"
+                        : "it makes more than 8388608 objects; save many numbers");
+    EXPECT_EQ(failure([&] { checkpointer.finish(); }), "");
+    EXPECT_FALSE(Checkpointer(path(), context.group()).resume());
+  });
+}
+
 TEST_P(WrongSaves, ANewRunInAnOldFolder) {
   run_ranks(GetParam(), [&](Context& context) {
     int64_t value = 10;
