@@ -113,7 +113,7 @@ TEST(Regroup, ARankThatDoesNotComeIsNamedOnAll) {
                 "reconfigure(uuid 7): after 0 s rank 1 of the new group has not called it");
     EXPECT_LT(seconds_since(start), 5);
   });
-  // The first rank serves the others' meeting.
+  // The rank whose handle sorts first serves the others' meeting.
   expect_part(told(handles[1], handles, 8, kShort), "rank 0 of the new group has not called it");
 }
 
@@ -123,6 +123,14 @@ TEST(Regroup, OtherHandlesAreToldOnAll) {
   on_threads(3, [&](int rank) {
     const std::string text = told(handles[static_cast<size_t>(rank)], rank == 2 ? swapped : handles, 9, kLong);
     expect_part(text, "reconfigure(uuid 9): rank 2 of the new group was given other handles");
+  });
+  // Nor do they agree who is first.
+  const std::vector<std::string> reversed{handles[2], handles[1], handles[0]};
+  on_threads(3, [&](int rank) {
+    const auto start = Clock::now();
+    const std::string text = told(handles[static_cast<size_t>(rank)], rank == 2 ? reversed : handles, 11, kLong);
+    expect_part(text, "of the new group was given other handles than rank 0, or in another order");
+    EXPECT_LT(seconds_since(start), 5);
   });
   const std::vector<std::string> two{handles[0], handles[1]};  // the third believes to be in
   on_threads(3, [&](int rank) {

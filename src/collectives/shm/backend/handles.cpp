@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 
 constexpr char kMark[] = "lockstep";
 constexpr milliseconds kWhile{200};     ///< between two looks at whether the program must stop waiting
-constexpr milliseconds kLonger{1'000};  ///< for which the others wait for what the first rank finds out
+constexpr milliseconds kLonger{1'000};  ///< for which the others wait for what the host finds out
 constexpr size_t kDigits = 6;           ///< of a handle's rank
 
 /// A handle is "lockstep/RANK/RANDOM/MACHINE".
@@ -52,6 +52,7 @@ class Meeting {
     }
     check(handles);
     rank_ = static_cast<int>(std::find(handles.begin(), handles.end(), mine) - handles.begin());
+    host_ = static_cast<int>(std::min_element(handles.begin(), handles.end()) - handles.begin());
   }
 
   shm::World form() {
@@ -64,7 +65,7 @@ class Meeting {
         if (meeting.is_expected_) meeting.store_->leave(meeting.size());
       }
     } leaving{*this};
-    rank_ == 0 ? wait_for_others() : wait_for_first();
+    rank_ == host_ ? wait_for_others() : wait_for_host();
     shm::BootstrapOptions options;
     options.timeout = std::min(timeout_, options.timeout);
     return shm::bootstrap(rank_, size(), exchange_texts(store_, rank_, size(), timeout_), options);
@@ -95,14 +96,14 @@ class Meeting {
   }
 
   std::shared_ptr<ClientStore> open() const {
-    const std::string job = "regroup-" + parsed_.front().random + "-" + std::to_string(uuid_);
+    const std::string job = "regroup-" + parsed_[static_cast<size_t>(host_)].random + "-" + std::to_string(uuid_);
     for (;;) {
       try {
-        auto found = rendezvous_on_this_machine(job, rank_, Deadline(kWhile));
+        auto found = rendezvous_on_this_machine(job, rank_ == host_ ? 0 : 1, Deadline(kWhile));
         return std::make_shared<ClientStore>(std::move(found.server), std::move(found.socket));
       } catch (const Error& error) {
-        if (rank_ == 0) throw Error(what() + error.what());
-        if (deadline_.passed()) throw Error(missing({0}));
+        if (rank_ == host_) throw Error(what() + error.what());
+        if (deadline_.passed()) throw Error(missing({host_}));
       }
       check_for_interruption();
     }
@@ -125,30 +126,34 @@ class Meeting {
     }
   }
 
-  /// The first rank compares the lists, and tells all.
+  std::string host() const { return "rank " + std::to_string(host_) + " of the new group"; }
+
+  /// The host compares the lists, and tells all.
   void wait_for_others() const {
-    store_->set(key(0), list_);
+    store_->set(key(host_), list_);
     std::vector<std::string> keys;
-    for (int rank = 1; rank < size(); ++rank) keys.push_back(key(rank));
+    for (int rank = 0; rank < size(); ++rank)
+      if (rank != host_) keys.push_back(key(rank));
     std::vector<int> late, other;
     const bool all = wait_for(keys, deadline_);
-    for (int rank = 1; rank < size(); ++rank) {
+    for (int rank = 0; rank < size(); ++rank) {
+      if (rank == host_) continue;
       if (!all && !store_->check(key(rank))) {
         late.push_back(rank);
       } else if (store_->get(key(rank)) != list_) {
         other.push_back(rank);
       }
     }
-    const std::string verdict = !other.empty() ? what() + rank_names(other) + " of the new group " +
-                                                     (other.size() == 1 ? "was" : "were") +
-                                                     " given other handles than rank 0, or in another order"
-                                : !late.empty() ? missing(late)
-                                                : "";
+    const std::string verdict =
+        !other.empty() ? what() + rank_names(other) + " of the new group " + (other.size() == 1 ? "was" : "were") +
+                             " given other handles than rank " + std::to_string(host_) + ", or in another order"
+        : !late.empty() ? missing(late)
+                        : "";
     store_->set("verdict", "=" + verdict);
     if (!verdict.empty()) throw Error(verdict);
   }
 
-  void wait_for_first() {
+  void wait_for_host() {
     std::string verdict, list;
     bool came = false;
     try {
@@ -156,17 +161,17 @@ class Meeting {
       came = wait_for({"verdict"}, Deadline(milliseconds(deadline_.remaining_ms()) + kLonger));
       if (came) verdict = store_->get("verdict").substr(1);
       if (came) {
-        list = store_->get(key(0));
+        list = store_->get(key(host_));
         is_expected_ = list.find(mine_ + "\n") != std::string::npos;
       }
     } catch (const Error& error) {
-      throw Error(what() + "rank 0 of the new group has ended or given up (" + error.what() + ")");
+      throw Error(what() + host() + " has ended or given up (" + error.what() + ")");
     }
     if (!came)
-      throw Error(what() + "after " + std::to_string(timeout_.count() / 1000) +
-                  " s rank 0 of the new group is still waiting for other ranks");
+      throw Error(what() + "after " + std::to_string(timeout_.count() / 1000) + " s " + host() +
+                  " is still waiting for other ranks");
     if (!verdict.empty()) throw Error(verdict);
-    if (list != list_) throw Error(what() + "rank 0 of the new group was given other handles, or in another order");
+    if (list != list_) throw Error(what() + host() + " was given other handles, or in another order");
   }
 
   const std::string mine_;
@@ -176,7 +181,8 @@ class Meeting {
   std::vector<Handle> parsed_;
   std::string list_;
   int rank_ = -1;
-  bool is_expected_ = true;  ///< by the first rank, which serves the store until all those have left it
+  int host_ = -1;            ///< serves the store: the same one whatever the order of the handles
+  bool is_expected_ = true;  ///< by the host, which serves the store until all those have left it
   std::shared_ptr<ClientStore> store_;
 };
 
