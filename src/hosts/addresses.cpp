@@ -202,7 +202,7 @@ Listener listen_on(const std::string& address, int port) {
       ::bind(socket.get(), found->ai_addr, found->ai_addrlen) != 0 || ::listen(socket.get(), SOMAXCONN) != 0 ||
       ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&local), &length) != 0) {
     if (errno == EADDRINUSE)
-      throw fail("the port is taken: another run may have its rendezvous there; end that one, or choose another port");
+      throw fail("the port is taken by another program, or by another run; end that one, or choose another port");
     throw fail(std::strerror(errno));
   }
   const auto* sixteen = reinterpret_cast<const sockaddr_in6*>(&local);

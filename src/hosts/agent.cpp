@@ -187,6 +187,7 @@ void Agent::start(const Start& order) {
       order.first_rank > order.world_size - order.slots)
     throw ProtocolError("ranks that a run cannot have");
   try {
+    guard_.renew();
     const bool has_links = workplace_->links && !order.links.machines.empty();
     if (has_links) workplace_->links->begin(order.links);
     team_ = std::make_unique<ReportedTeam>(*channel_, workplace_->setup(order, settings_, guard_, memory_.fd()), order,

@@ -1,5 +1,7 @@
 #include "hosts/agent_process.h"
 
+#include <algorithm>
+
 #include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
@@ -71,6 +73,12 @@ std::string AgentProcess::read_output() {
   return found;
 }
 
-std::string AgentProcess::last_line() const { return tail_.lines().empty() ? "" : tail_.lines().back(); }
+std::string AgentProcess::last_line() const {
+  const auto& lines = tail_.lines();
+  // An error's own text stands before the line that says how it is explained.
+  const auto is_text = [](const std::string& line) { return !line.starts_with("  explain "); };
+  const auto found = std::find_if(lines.rbegin(), lines.rend(), is_text);
+  return found == lines.rend() ? "" : *found;
+}
 
 }  // namespace lockstep::hosts

@@ -199,7 +199,8 @@ void HostsTeam::take(Node& node, const Channel::Message& message) {
     case Kind::kLinkNews: {
       const News news = decode<News>(message.body);
       if (news.is_failure) return node.channel->close("could not " + printable(news.text));
-      messages_.push_back(printable(news.text));
+      const bool is_named = news.text.find(node.host.name) != std::string::npos;
+      messages_.push_back((is_named ? "" : node.host.name + ": ") + printable(news.text));
       return;
     }
     case Kind::kFailed: {

@@ -34,10 +34,9 @@
 namespace lockstep::hosts {
 namespace {
 
-constexpr std::chrono::milliseconds kProofTime{3000}, kLinkTime{10000}, kLocalTime{2000};
+constexpr std::chrono::milliseconds kProofTime{3000}, kLinkTime{10000}, kLocalTime{2000}, kRegisterAgain{500};
 /// For a connection past a relay, if there is one. A network that drops packets answers nothing.
 constexpr std::chrono::milliseconds kDirectTime{2000};
-constexpr std::chrono::milliseconds kRegisterAgain{500};
 /// Longer than the silence after which a machine is lost.
 constexpr std::chrono::milliseconds kSilenceTime{5000};
 /// Connections that have not proved the key. A new one replaces the one that has taken longest.
@@ -85,10 +84,11 @@ class LinkCarrier {
   void carry_out(FileDescriptor local, const LinkEnd& end, const std::shared_ptr<LinksOfAStart>& start);
   void carry_in(FileDescriptor wire, bool may_ask_relay);
   void answer_relay(const std::shared_ptr<LinksOfAStart>& start);
-  void tell_of_no_rank(const LinkEnd& end, const LinksOfAStart& start) const;
+  void tell_of_no_rank(const LinkEnd& end, LinksOfAStart& start) const;
+  void end_unless_over(const std::string& deed, const std::shared_ptr<LinksOfAStart>& start) const;
   FileDescriptor connect_for(const LinkEnd& end, LinksOfAStart& start, const Deadline& deadline, std::string& why);
   void relay_from_now_on(int machine, LinksOfAStart& start, const std::string& why);
-  void carry(int local, SSL* tls, int wire, const LinkPeer& other, const LinksOfAStart& start);
+  void carry(int local, SSL* tls, int wire, const LinkPeer& other, const std::shared_ptr<LinksOfAStart>& start);
   FileDescriptor connect_to_rank(const LinksOfAStart& start, const Opening& opening) const;
   std::shared_ptr<LinksOfAStart> start() const {
     const MutexLock lock(mutex_);
@@ -224,13 +224,24 @@ bool LinkCarrier::on_a_thread(FileDescriptor socket, Body body) {
   }
 }
 
-void LinkCarrier::carry(int local, SSL* tls, int wire, const LinkPeer& other, const LinksOfAStart& start_of) {
+void LinkCarrier::carry(int local, SSL* tls, int wire, const LinkPeer& other,
+                        const std::shared_ptr<LinksOfAStart>& now) {
   set_on(local, IPPROTO_TCP, TCP_NODELAY);
   set_on(wire, SOL_SOCKET, SO_KEEPALIVE);
   const std::string reason = splice(local, tls, wire, other.name);
-  const auto now = start();
-  if (!reason.empty() && now.get() == &start_of)
-    tell(kLinkNews, "the encrypted link between " + start_of.own_name() + " and " + other.name + " broke: " + reason);
+  if (!reason.empty() && start() == now)
+    tell(kLinkNews, "the encrypted link between " + now->own_name() + " and " + other.name + " broke: " + reason);
+  ::shutdown(local, SHUT_RDWR);
+  ::shutdown(wire, SHUT_RDWR);
+  if (!reason.empty()) end_unless_over("keep its encrypted link to " + other.name + ": " + reason, now);
+}
+
+/// Ranks may wait for what a link does not bring: ends the start, unless it ends by itself. If the other machine is
+/// lost, the coordinator notices first.
+void LinkCarrier::end_unless_over(const std::string& deed, const std::shared_ptr<LinksOfAStart>& now) const {
+  for (const Deadline silence(kSilenceTime); start() == now && !silence.passed();)
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  if (start() == now) tell(kLinkFailure, deed);
 }
 
 void LinkCarrier::carry_out(FileDescriptor local, const LinkEnd& end, const std::shared_ptr<LinksOfAStart>& now) {
@@ -261,7 +272,7 @@ void LinkCarrier::carry_out(FileDescriptor local, const LinkEnd& end, const std:
       char answer = 0;
       if (send_all(tls.get(), wire.get(), &opening, sizeof opening, handshake) &&
           receive_all(tls.get(), wire.get(), &answer, 1, deadline) && answer == kWelcome)
-        return carry(local.get(), tls.get(), wire.get(), other, *now);
+        return carry(local.get(), tls.get(), wire.get(), other, now);
       if (answer == kNobody) return tell_of_no_rank(end, *now);
       why = answer == kOther ? "another machine answers there" : "it does not answer";
       if (answer != kOther || !now->may_relay(end.machine)) break;
@@ -271,17 +282,14 @@ void LinkCarrier::carry_out(FileDescriptor local, const LinkEnd& end, const std:
     else
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
-  // If that machine is lost, the coordinator notices first.
-  for (const Deadline silence(kSilenceTime); start() == now && !silence.passed();)
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  if (start() == now)
-    tell(kLinkFailure,
-         "make an encrypted link to " + other.name + ": " + Endpoint{other.address, other.port}.text() + ": " + why);
+  end_unless_over("make an encrypted link to " + other.name + ": " + Endpoint{other.address, other.port}.text() + ": " +
+                      why + (now->plan.relay < 0 ? "; if another machine can reach both, give it by --relay" : ""),
+                  now);
 }
 
 /// It has ended, which is told of it, or is of another start.
-void LinkCarrier::tell_of_no_rank(const LinkEnd& end, const LinksOfAStart& now) const {
-  if (start().get() == &now)
+void LinkCarrier::tell_of_no_rank(const LinkEnd& end, LinksOfAStart& now) const {
+  if (!now.told_of_no_rank.exchange(true) && start().get() == &now)
     tell(kLinkNews, "there is no encrypted link from " + now.own_name() + " to " + now.peer(end.machine)->name +
                         ": no rank there listens on port " + std::to_string(end.port));
 }
@@ -354,7 +362,7 @@ void LinkCarrier::carry_in(FileDescriptor wire, bool may_ask_relay) {
   const char answer = local ? kWelcome : is_meant ? kNobody : kOther;
   if (!send_all(tls.get(), wire.get(), &answer, 1, Deadline(kLocalTime)) || !local) return;
   const Registered local_open(now->sockets, local.get());
-  carry(local.get(), tls.get(), wire.get(), *other, *now);
+  carry(local.get(), tls.get(), wire.get(), *other, now);
 }
 
 /// The rank sees the address of the other machine and the other rank's port.

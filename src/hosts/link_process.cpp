@@ -71,7 +71,8 @@ bool LinkProcess::receive(std::string& text, bool waits) {
   if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return false;
   if (count <= 0) {
     gone_ = true;
-    news_.push_back({"the process that carries the encrypted links has ended"});
+    // Ranks here may wait for data that nobody brings any more.
+    news_.push_back({"carry its encrypted links: their process has ended", true});
     return false;
   }
   text.resize(static_cast<size_t>(count));

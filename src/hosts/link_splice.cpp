@@ -99,11 +99,17 @@ class Splice {
   }
 
   bool send_incoming() {
+    if (is_rank_gone_) in_.take(in_.size());
     while (!in_.is_empty()) {
       const ssize_t count = ::send(local_, in_.data(), in_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
       if (count < 0 && errno == EINTR) continue;
       if (count < 0 && errno == EAGAIN) return true;
-      if (count < 0) return false;  // the rank is gone
+      if (count < 0) {
+        // Its end is told to the other side, whose data is nobody's until it has ended as well: the link is not broken.
+        is_rank_gone_ = out_.source_ended = true;
+        in_.take(in_.size());
+        return send_outgoing();
+      }
       in_.take(static_cast<size_t>(count));
     }
     if (!in_.has_to_end()) return true;
@@ -161,6 +167,7 @@ class Splice {
   const std::string& other_;
   Flow out_, in_;
   bool writes_wait_ = false, reads_wait_for_write_ = false;
+  bool is_rank_gone_ = false;
   bool has_more_ = false;  ///< the buffer was full before OpenSSL was empty
   size_t sent_by_key_ = 0;
   std::string reason_;

@@ -17,6 +17,8 @@ struct LinksOfAStart {
   OpenSockets sockets;
   /// By machine: it cannot be connected to, but by the relay.
   std::vector<std::atomic<bool>> is_relayed;
+  /// Anybody on this machine can connect to its loopback ports: one such connection is told.
+  std::atomic<bool> told_of_no_rank = false;
 
   explicit LinksOfAStart(const LinkPlan& from)
       : plan(from),

@@ -106,7 +106,7 @@ TEST(Addresses, APortThatIsTakenIsNamed) {
     FAIL();
   } catch (const LaunchError& error) {
     EXPECT_EQ(error.exit_code, kExitNotStarted);
-    EXPECT_NE(std::string(error.what()).find("the port is taken: another run may have its rendezvous there"),
+    EXPECT_NE(std::string(error.what()).find("the port is taken by another program, or by another run"),
               std::string::npos)
         << error.what();
   }

@@ -108,7 +108,7 @@ TEST(HostsRendezvous, WrongSetupsAreNamed) {
       {first, with(second, "--key-file", "/nowhere"), 47, "the key file /nowhere cannot be read"},
       {first, with(second, "--nnodes", "3"), 46, "it was started with --nnodes 3, and the coordinator with 2"},
       {first, right.options(2, 1, {"false"}), 46, "it was started with another command: false there, true here"},
-      {first, with(second, "--node-rank", "0"), 46, "the port is taken: another run may have its rendezvous there"},
+      {first, with(second, "--node-rank", "0"), 46, "the port is taken by another program, or by another run"},
   };
   for (const Wrong& wrong : cases) {
     Launched coordinator(wrong.first, {.environment = {"LOCKSTEP_JOIN_TIMEOUT_S=20"}});

@@ -196,6 +196,33 @@ TEST_F(Links, NothingIsReadableOnTheWireAndAChangedByteBreaksTheLinkByName) {
                        "sent (TLS: "))
       << news;
   EXPECT_TRUE(news_of(a_).starts_with("the encrypted link between anna and bert broke: bert refused what arrived"));
+  EXPECT_TRUE(news_of(b_).starts_with("could not keep its encrypted link to anna: what arrived from anna is not what"))
+      << "ranks may still wait";
+}
+
+/// As when ranks leave at different times: what was sent to one that is gone is nobody's, and no link is broken.
+TEST_F(Links, ARankThatIsGoneBreaksNoLink) {
+  begin();
+  FileDescriptor here = connect(rank_of_b()), there = accepted();
+  ASSERT_TRUE(here && there);
+  const std::string much(8 << 20, 'x');
+  std::thread out([&] {
+    try {
+      say(here, much);
+    } catch (const Error&) {
+    }
+  });
+  hear(there, 1 << 20);
+  there.reset();  // with data that it has not read
+  out.join();
+  char byte;
+  EXPECT_EQ(::recv(here.get(), &byte, 1, 0), 0) << "the end of the other rank";
+  here.reset();
+  for (int i = 0; i < 10; ++i) {
+    std::this_thread::sleep_for(milliseconds(50));
+    EXPECT_TRUE(a_.take_news().empty());
+    EXPECT_TRUE(b_.take_news().empty());
+  }
 }
 
 TEST_F(Links, OneThatNobodyTakesIsTold) {
@@ -255,7 +282,7 @@ TEST_F(Links, TheEndOfTheProcessIsToldOnce) {
   const pid_t process = process_of_a();
   if (process == 0) GTEST_SKIP() << "this kernel does not list children";
   ::kill(process, SIGKILL);
-  EXPECT_EQ(news_of(a_), "the process that carries the encrypted links has ended\n");
+  EXPECT_EQ(news_of(a_), "could not carry its encrypted links: their process has ended\n");
   pollfd polled{a_.fd(), POLLIN, 0};
   EXPECT_EQ(::poll(&polled, 1, 50), 0) << "nothing more wakes the agent";
   EXPECT_THROW(a_.open({1, 40000}), LaunchError);
