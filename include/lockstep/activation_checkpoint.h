@@ -136,7 +136,8 @@ class CheckpointedLayer<Module, Result (Base::*)(Arguments...) const>
 /// Calls a function, or a module's forward, and keeps only its inputs for backward, which calls it again to have the
 /// activations (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; PyTorch's torch.utils.checkpoint).
 /// This saves memory and costs about a third more time. The gradients have the same bits, except where an operation
-/// computes differently without a graph, as recurrent layers do.
+/// computes differently without a graph, as recurrent layers do, and where a layer is called twice in a pass that is
+/// accumulated to an earlier one, because the sums have another order.
 ///
 ///     x = lockstep::checkpoint(block, x);  // a module's holder, or a shared_ptr
 ///     auto [a, b] = lockstep::checkpoint([net](const at::Tensor& x, int n) mutable { ... }, x, 3);

@@ -36,7 +36,7 @@ class LostHosts(OneCommandTest):
             cut = time.monotonic()
             output = self.ended(process, 52, 20)
             self.assertLess(time.monotonic() - cut, 8)
-            self.assertRegex(output, rf"{hosts.names[1]} has been silent for 4 s; it was (in|done with) \w+")
+            self.assertRegex(output, rf"{hosts.names[1]} has not been heard of for 4 s; it was (in|done with) \w+")
             self.assertIn("rank 1 of 2 was lost with its machine", output)
             self.nothing_left(max(0.1, cut + 8 - time.monotonic()))
 
