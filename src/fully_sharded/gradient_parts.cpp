@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
 #include "base/rank_names.h"
@@ -44,25 +45,48 @@ GradientParts::GradientParts(const MachineGroups& groups, std::deque<Unit>& unit
     parameters_ += unit.parameters().size();
   }
   gradients_ = groups_.allocate_summed(bytes, at::kByte);
-  if (groups_.here() != nullptr && groups_.rail() != nullptr)
-    rail_sums_ = at::empty({bytes / groups_.ranks_here()}, at::kByte);
   used_ = at::zeros({2 * static_cast<int64_t>(parameters_) + 4}, at::kInt);
 }
 
-std::string GradientParts::collect(Unit& unit, size_t number, const at::Tensor& memory) {
-  memory.zero_();
-  std::string trouble;
-  auto* used = used_.mutable_data_ptr<int32_t>() + first_flag_[number];
+bool GradientParts::is_under_way(const at::Tensor& gradient) const {
+  if (!under_way_) return false;
+  const auto* begin = static_cast<const std::byte*>(gradient.const_data_ptr());
+  return begin < under_way_->end && under_way_->begin < begin + gradient.nbytes();
+}
+
+void GradientParts::take(size_t number) {
+  const at::NoGradGuard no_grad;
+  if (under_way_ && under_way_->sums.is_completed()) finish_under_way();
+  Unit& unit = units_[number];
+  const at::Tensor mine = as(gradients_, unit.elements(), unit.dtype());
+  auto* taken = used_.mutable_data_ptr<int32_t>() + first_flag_[number];
   for (const Unit::Parameter& parameter : unit.parameters()) {
+    int32_t& is_taken = *taken++;
     at::Tensor& gradient = parameter.tensor.mutable_grad();
-    if (gradient.defined()) {
-      const std::string problem = problem_of(parameter, gradient);
-      if (problem.empty()) Unit::view(memory, parameter).copy_(gradient);
-      if (trouble.empty()) trouble = problem;
-      *used = 1;
-      gradient.reset();
-    }
-    ++used;
+    if (!gradient.defined() || !problem_of(parameter, gradient).empty()) continue;
+    const at::Tensor place = Unit::view(mine, parameter);
+    if (is_under_way(place)) continue;
+    if (std::exchange(is_taken, 1) == 1)
+      place.add_(gradient);  // of a nested backward, which reaches the parameter on its own
+    else
+      place.copy_(gradient);
+    gradient.reset();
+  }
+}
+
+std::string GradientParts::collect(size_t number) {
+  finish_under_way();
+  take(number);
+  Unit& unit = units_[number];
+  const at::Tensor mine = as(gradients_, unit.elements(), unit.dtype());
+  std::string trouble;
+  auto* taken = used_.mutable_data_ptr<int32_t>() + first_flag_[number];
+  for (const Unit::Parameter& parameter : unit.parameters()) {
+    int32_t& is_taken = *taken++;
+    at::Tensor& gradient = parameter.tensor.mutable_grad();
+    if (gradient.defined() && trouble.empty()) trouble = problem_of(parameter, gradient);
+    gradient.reset();
+    if (is_taken == 0) Unit::view(mine, parameter).zero_();
   }
   return trouble;
 }
@@ -70,16 +94,14 @@ std::string GradientParts::collect(Unit& unit, size_t number, const at::Tensor& 
 std::string GradientParts::add(size_t number) {
   const OperationLabel label("the gradients of a unit");
   Unit& unit = units_[number];
-  finish_under_way();  // it reads the memory that is filled next
+  std::string trouble = collect(number);
   const at::Tensor mine = as(gradients_, unit.elements(), unit.dtype());
-  std::string trouble = collect(unit, number, mine);
   const at::Tensor sum = memory_for_sums(number);
   at::Tensor rows = mine;
   if (groups_.here() != nullptr) {
     check_.meet(*groups_.here(), number, UseCheck::What::kGradients);
-    const int64_t piece = unit.slice_elements() * groups_.machines();
-    rows = groups_.rail() == nullptr ? sum : as(rail_sums_, piece, unit.dtype());
-    groups_.here()->reduce_scatter_tensor(rows, mine.view({groups_.ranks_here(), piece}));
+    rows = groups_.rail() == nullptr ? sum : unit.piece_of(mine);
+    groups_.here()->reduce_scatter_tensor(rows, mine.view({groups_.ranks_here(), rows.numel()}));
   }
   sums_[number] = sum;
   const Group* rail = groups_.rail();
@@ -88,8 +110,9 @@ std::string GradientParts::add(size_t number) {
     return trouble;
   }
   UseCheck::Sent word = check_.send(*rail, number, UseCheck::What::kGradients);
+  auto* const begin = static_cast<std::byte*>(rows.mutable_data_ptr());
   under_way_.emplace(UnderWay{rail->reduce_scatter_async(sum, rows.view({groups_.machines(), unit.slice_elements()})),
-                              std::move(word)});
+                              std::move(word), begin, begin + rows.nbytes()});
   bytes_sent_ += groups_.bytes_sent(unit.slice_bytes());
   return trouble;
 }

@@ -15,11 +15,18 @@ namespace lockstep::fully_sharded {
 /// Brings the sum of all ranks' gradients of a unit to the ranks that hold its parts: within the machine at once, by a
 /// sum in shared memory; between machines while backward continues. When a backward has ended, its gradients are in the
 /// parts' .grad.
+///
+/// A rank has memory for its gradients of one unit, and the machine's sum replaces this rank's piece of them. While the
+/// piece is on its way to the other machines, gradients of the next unit that would lie in it stay in .grad.
 class GradientParts {
  public:
   GradientParts(const MachineGroups& groups, std::deque<Unit>& units, UseCheck& check);
 
-  /// Takes the unit's gradients out of .grad, except any that cannot be added, for which it returns the reason.
+  /// Called within the unit's backward, when .grad has a gradient: takes the unit's gradients out of .grad where this
+  /// is possible already, so that autograd holds few at a time. Does not wait.
+  void take(size_t unit);
+  /// Takes the unit's gradients out of .grad, except any that cannot be added, for which it returns the reason, and
+  /// adds the ranks'.
   /// REQUIRES: every rank calls it, for the same units in the same order, once in a backward.
   std::string add(size_t unit);
   bool has(size_t unit) const { return sums_[unit].defined(); }
@@ -39,8 +46,10 @@ class GradientParts {
   struct UnderWay {
     Work sums;
     UseCheck::Sent word;
+    std::byte *begin, *end;  ///< of the gradients that are on their way
   };
-  std::string collect(Unit& unit, size_t number, const at::Tensor& memory);
+  bool is_under_way(const at::Tensor& gradient) const;
+  std::string collect(size_t number);
   void check_same_before(const int32_t* had) const;
   void finish_under_way();
   [[noreturn]] void refuse_scale_on_some(bool is_scaled) const;
@@ -50,8 +59,7 @@ class GradientParts {
   const MachineGroups& groups_;
   std::deque<Unit>& units_;
   UseCheck& check_;
-  at::Tensor gradients_;            ///< bytes: this rank's gradients of one unit
-  at::Tensor rail_sums_;            ///< bytes: this machine's sums for this rank's rail
+  at::Tensor gradients_;            ///< bytes: this rank's gradients of one unit; gaps hold those of earlier ones
   std::vector<at::Tensor> kept_;    ///< memory of a unit's sums that parts have as .grad
   std::vector<at::Tensor> sums_;    ///< of this backward, by unit: this rank's slice
   std::vector<size_t> first_flag_;  ///< of each unit, in used_

@@ -22,16 +22,20 @@ class Counted {
       const at::Tensor& parameter = item.value();
       if (!parameter.defined() || !seen_.insert(parameter.unsafeGetTensorImpl()).second) continue;
       bytes += static_cast<int64_t>(parameter.nbytes());
-      if (parameter.requires_grad()) trained_ += static_cast<int64_t>(parameter.nbytes());
+      if (!parameter.requires_grad()) continue;
+      trained_ += static_cast<int64_t>(parameter.nbytes());
+      largest_trained_ = std::max(largest_trained_, static_cast<int64_t>(parameter.nbytes()));
     }
     return bytes;
   }
   /// The bytes of all added parameters that are trained.
   int64_t trained() const { return trained_; }
+  /// The bytes of the largest of these.
+  int64_t largest_trained() const { return largest_trained_; }
 
  private:
   std::unordered_set<const c10::TensorImpl*> seen_;
-  int64_t trained_ = 0;
+  int64_t trained_ = 0, largest_trained_ = 0;
 };
 
 std::string mebibytes(int64_t bytes) {
@@ -70,12 +74,13 @@ std::vector<MemoryNeed> estimate_memory(const torch::nn::Module& module, const M
   add("DistributedDataParallel", parameters + gradients + state, 0);
   add("with ZeroRedundancyOptimizer", parameters + gradients + state / all, 0);
   add("with .shared_parameters = true", gradients, parameters + state / machines);
-  // For a unit, each rank has its own gradients, in autograd and where they are summed. On one machine nothing is
-  // gathered.
+  // Each rank has its gradients of a unit, and the one that autograd is computing. While the last unit's sums are on
+  // their way to other machines, as many of this one's wait. On one machine nothing is gathered.
   if (largest == 0) return needs;
-  const int64_t own = (parameters + gradients + state) / all + 2 * largest;
-  add("FullyShardedDataParallel", own, largest + (machines > 1 ? 2 * largest + rest : 0));
-  if (machines > 1) add("with .keep_gathered = true", own, largest + parameters);
+  const int64_t own = (parameters + gradients + state) / all + largest + counted.largest_trained() +
+                      (machines > 1 ? largest / here : 0);
+  add("FullyShardedDataParallel", own, machines > 1 ? 2 * largest + rest : 0);
+  if (machines > 1) add("with .keep_gathered = true", own, parameters);
   return needs;
 }
 

@@ -99,9 +99,15 @@ FullySharded::State::State(std::shared_ptr<torch::nn::Module> module, const Grou
       gathering_(*groups_, units_, check_, options),
       gradients_(*groups_, units_, check_),
       uses_(units_.size()) {
-  for (Unit& unit : units_)
-    for (Unit::Parameter& parameter : unit.parameters())
-      alarms_.emplace_back(parameter.tensor, [this] { backward_begins(); });
+  for (size_t number = 0; number < units_.size(); ++number) {
+    const auto arrived = [this, number] {
+      if (backward_.open != number) return;  // taken when that unit's backward ends, or refused
+      telling("the backward of `" + units_[number].name() + '`', [&] { gradients_.take(number); });
+    };
+    for (Unit::Parameter& parameter : units_[number].parameters())
+      alarms_.emplace_back(
+          parameter.tensor, [this] { backward_begins(); }, arrived);
+  }
   TensorMemory::release();  // former memory of the parameters
 }
 

@@ -124,6 +124,17 @@ class AfterAccumulation final : public torch::autograd::FunctionPostHook {
   const std::function<void(bool any)> accumulated_;
 };
 
+class AfterAlarm final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit AfterAlarm(std::function<void()> accumulated) : accumulated_(std::move(accumulated)) {}
+  void operator()(const torch::autograd::Variable& /*leaf*/) override {
+    translating([&] { accumulated_(); });
+  }
+
+ private:
+  const std::function<void()> accumulated_;
+};
+
 /// Held by the final callbacks of a backward, which live as long as it does. A nested backward does not know the outer
 /// one; but when the nested one's callbacks are destroyed, control is back in the outer one, and this object queues
 /// itself there.
@@ -327,7 +338,8 @@ bool GradientHook::is_reduced_by_c10d(const at::Tensor& parameter) {
          });
 }
 
-GradientAlarm::GradientAlarm(const at::Tensor& leaf, std::function<void()> arriving) : leaf_(leaf) {
+GradientAlarm::GradientAlarm(const at::Tensor& leaf, std::function<void()> arriving, std::function<void()> accumulated)
+    : leaf_(leaf) {
   const bool requires_grad = leaf.requires_grad();
   if (!requires_grad && (leaf.is_inference() || !(leaf.is_floating_point() || leaf.is_complex()))) return;
   // A tensor keeps its hooks whether or not it requires grad, but accepts new ones only while it does.
@@ -338,19 +350,22 @@ GradientAlarm::GradientAlarm(const at::Tensor& leaf, std::function<void()> arriv
       arriving();
   };
   hook_ = add_hook(leaf, alarm, [this] { hook_ = nullptr; });
+  if (accumulated) {
+    auto after = std::make_unique<AfterAlarm>(std::move(accumulated));
+    accumulated_ = after.get();
+    torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::move(after));
+  }
   if (!requires_grad) leaf.set_requires_grad(false);
 }
 
 GradientAlarm::~GradientAlarm() {
   if (hook_ != nullptr) remove_hook(leaf_, hook_);
+  if (accumulated_ == nullptr) return;
+  auto& after = torch::autograd::impl::post_acc_grad_hooks(leaf_);
+  if (after.get() == accumulated_) after.reset();
 }
 
-void watch_engine() {
-  [[maybe_unused]] static const bool installed = [] {
-    WatchedEngine::install();
-    return true;
-  }();
-}
+void watch_engine() { [[maybe_unused]] static const bool installed = (WatchedEngine::install(), true); }
 
 void at_end_of_backward(std::function<void(bool nested)> function) {
   torch::autograd::Engine::get_default_engine().queue_callback([function = std::move(function)] {

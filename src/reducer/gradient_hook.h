@@ -68,15 +68,17 @@ class GradientHook {
 /// Calls `arriving` before a gradient is accumulated into a tensor that no GradientHook follows.
 class GradientAlarm {
  public:
-  /// `leaf` need not require grad yet.
-  GradientAlarm(const at::Tensor& leaf, std::function<void()> arriving);
+  /// `leaf` need not require grad yet. `accumulated`, if given, is called after each accumulation into .grad, which it
+  /// may take away. It replaces a hook of Python's register_post_accumulate_grad_hook().
+  GradientAlarm(const at::Tensor& leaf, std::function<void()> arriving, std::function<void()> accumulated = nullptr);
   ~GradientAlarm();
   GradientAlarm(const GradientAlarm&) = delete;
   GradientAlarm& operator=(const GradientAlarm&) = delete;
 
  private:
   const at::Tensor leaf_;
-  torch::autograd::FunctionPreHook* hook_ = nullptr;  ///< null: it can never require grad
+  torch::autograd::FunctionPreHook* hook_ = nullptr;                      ///< null: it can never require grad
+  const torch::autograd::PostAccumulateGradHook* accumulated_ = nullptr;  ///< null: none
 };
 
 /// Calls `look` before each backward that starts on the thread that made it, whatever the graph, but not before a

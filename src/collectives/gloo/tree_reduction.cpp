@@ -26,6 +26,8 @@ using Kind = TreeReduction::Kind;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 constexpr int64_t kPieceBytes = 1 << 20;
+/// Of a reduce_scatter, which models use that are too large for a machine: a few MiB count there.
+constexpr int64_t kScatteredPieceBytes = 1 << 18;
 /// Pieces of each peer that are requested at a time.
 constexpr int64_t kAhead = 4;
 /// Operands are sent whole if a rank then receives up to this many bytes. Measured (bench/all_reduce).
@@ -34,10 +36,10 @@ constexpr int64_t kDirectBytes = 1 << 20;
 struct Range {
   int64_t begin = 0, end = 0;  ///< bytes
 
-  int64_t pieces() const { return (end - begin + kPieceBytes - 1) / kPieceBytes; }
-  Range piece(int64_t index) const {
-    const int64_t first = begin + index * kPieceBytes;
-    return {first, std::min(end, first + kPieceBytes)};
+  int64_t pieces(int64_t size) const { return (end - begin + size - 1) / size; }
+  Range piece(int64_t index, int64_t size) const {
+    const int64_t first = begin + index * size;
+    return {first, std::min(end, first + size)};
   }
   at::Tensor of(const at::Tensor& bytes) const { return bytes.narrow(0, begin, end - begin); }
 };
@@ -57,20 +59,21 @@ class Run {
         messages_(messages),
         input_(as_bytes(task.input)),
         output_(as_bytes(task.output)),
+        piece_(task.kind == Kind::kReduceScatter ? kScatteredPieceBytes : kPieceBytes),
         direct_(task.kind != Kind::kReduceScatter && bytes_of(task.input) * (task.world_size - 1) <= kDirectBytes),
         mine_(summed_by(task.rank)),
         receives_(kAhead),
-        staging_(staging(std::min(mine_.pieces(), kAhead) * task.world_size * kPieceBytes)) {}
+        staging_(staging(std::min(pieces_of(mine_), kAhead) * task.world_size * piece_)) {}
 
   void carry_out() {
-    for (int64_t piece = 0; piece < std::min(mine_.pieces(), kAhead); ++piece) receive_operands(piece);
+    for (int64_t piece = 0; piece < std::min(pieces_of(mine_), kAhead); ++piece) receive_operands(piece);
     receive_results();
     send_operands();
-    for (int64_t piece = 0; piece < mine_.pieces(); ++piece) {
+    for (int64_t piece = 0; piece < pieces_of(mine_); ++piece) {
       wait_for(receives_[static_cast<size_t>(piece % kAhead)]);
       if (direct_) wait_for(sends_[static_cast<size_t>(piece)]);
       add(piece);
-      if (piece + kAhead < mine_.pieces()) receive_operands(piece + kAhead);
+      if (piece + kAhead < pieces_of(mine_)) receive_operands(piece + kAhead);
       send_result(piece);
     }
     for (auto& works : sends_) wait_for(works);
@@ -88,6 +91,7 @@ class Run {
     return {std::min(all, slice * rank), std::min(all, slice * (rank + 1))};
   }
 
+  int64_t pieces_of(const Range& range) const { return range.pieces(piece_); }
   bool wants_result(int rank) const { return task_.kind == Kind::kAllReduce || rank == task_.root; }
   bool exchanges_results() const { return !direct_ && task_.kind != Kind::kReduceScatter; }
 
@@ -99,9 +103,9 @@ class Run {
 
   /// The place of that piece of that rank's operand.
   at::Tensor operand(int rank, int64_t piece) const {
-    const Range range = mine_.piece(piece);
+    const Range range = mine_.piece(piece, piece_);
     if (rank == task_.rank) return range.of(input_);
-    return staging_.narrow(0, (piece % kAhead * task_.world_size + rank) * kPieceBytes, range.end - range.begin);
+    return staging_.narrow(0, (piece % kAhead * task_.world_size + rank) * piece_, range.end - range.begin);
   }
 
   void receive_operands(int64_t piece) {
@@ -113,19 +117,19 @@ class Run {
     if (!exchanges_results() || !wants_result(task_.rank)) return;
     for_peers([&](int peer) {
       const Range range = summed_by(peer);
-      for (int64_t piece = 0; piece < range.pieces(); ++piece)
-        results_.push_back(messages_.receive(range.piece(piece).of(output_), peer, Stage::kResults));
+      for (int64_t piece = 0; piece < pieces_of(range); ++piece)
+        results_.push_back(messages_.receive(range.piece(piece, piece_).of(output_), peer, Stage::kResults));
     });
   }
 
   void send_operands() {
     // The first slice is the longest.
-    sends_.resize(static_cast<size_t>(summed_by(direct_ ? task_.root : 0).pieces()));
+    sends_.resize(static_cast<size_t>(pieces_of(summed_by(direct_ ? task_.root : 0))));
     for (size_t piece = 0; piece < sends_.size(); ++piece)
       for_peers([&](int peer) {
         const Range range = summed_by(peer);
-        if (static_cast<int64_t>(piece) >= range.pieces()) return;
-        const at::Tensor bytes = range.piece(static_cast<int64_t>(piece)).of(input_);
+        if (static_cast<int64_t>(piece) >= pieces_of(range)) return;
+        const at::Tensor bytes = range.piece(static_cast<int64_t>(piece), piece_).of(input_);
         sends_[piece].push_back(messages_.send(bytes, peer, Stage::kOperands));
       });
   }
@@ -144,7 +148,7 @@ class Run {
   }
 
   at::Tensor result(int64_t piece) const {
-    const Range range = mine_.piece(piece);
+    const Range range = mine_.piece(piece, piece_);
     if (task_.kind != Kind::kReduceScatter) return range.of(output_);
     return Range{range.begin - mine_.begin, range.end - mine_.begin}.of(output_);
   }
@@ -166,6 +170,7 @@ class Run {
   const TreeReduction& task_;
   const Messages& messages_;
   const at::Tensor input_, output_;  ///< their bytes
+  const int64_t piece_;              ///< bytes
   const bool direct_;
   const Range mine_;                            ///< the part of the operands that this rank sums
   std::vector<std::vector<WorkPtr>> receives_;  ///< of operands, by piece modulo kAhead
