@@ -179,29 +179,31 @@ Standing DiLoCo::State::agree(size_t which, const at::Tensor& values) const {
   if (frozen_[which]) mine = {Condition::kFrozen, *frozen_[which]};
   if (model_.attachments != attachments_) mine = {Condition::kRefreshed};
   const OperationLabel label("a round of DiLoCo");
-  const at::Tensor all =
-      machines_.here().all_gather(at::tensor({stats.steps, static_cast<int64_t>(mine.condition),
-                                              static_cast<int64_t>(mine.detail), static_cast<int64_t>(hash)},
-                                             at::kLong));
+  const int64_t words[] = {stats.steps, static_cast<int64_t>(mine.condition), static_cast<int64_t>(mine.detail),
+                           static_cast<int64_t>(hash), static_cast<int64_t>(fragments_[which].hash())};
+  const at::Tensor all = machines_.here().all_gather(at::tensor(words, at::kLong));
   Standing worst;
-  int other = 0;  // a rank whose parameters are not the first one's
+  uint64_t outer = Hash::kStart;  // every rail must have the same outcome
+  int other = 0;                  // a rank whose parameters are not the first one's
   for (int rank = 0; rank < machines_.here().world_size(); ++rank) {
-    const auto* told = all.const_data_ptr<int64_t>() + 4 * rank;
+    const auto* told = all.const_data_ptr<int64_t>() + std::ssize(words) * rank;
     if (told[0] != *all.const_data_ptr<int64_t>()) return {Condition::kOutOfStep};
     const auto condition = static_cast<Condition>(told[1]);
     if (condition > worst.condition) worst = {condition, static_cast<int32_t>(told[2])};
     if (other == 0 && told[3] != all.const_data_ptr<int64_t>()[3]) other = rank;
+    if (rank < machines_.slices()) outer = Hash::mixed(outer, static_cast<uint64_t>(told[4]));
   }
+  worst.outer = outer;
   // One that is not finite goes on from the outer copy, as its whole machine does.
-  if (worst.condition == Condition::kTakesPart && other != 0) return {Condition::kDiverged, machines_.number_of(other)};
+  if (worst.condition == Condition::kTakesPart && other != 0)
+    return {Condition::kDiverged, machines_.number_of(other), outer};
   return worst;
 }
 
 DiLoCo::State::Round DiLoCo::State::begin(size_t which) {
   OuterFragment& fragment = fragments_[which];
   const at::Tensor values = fragment.pseudo_gradient(machines_);
-  Standing standing = agree(which, values);
-  standing.outer = fragment.hash();
+  const Standing standing = agree(which, values);
   Round round{which, stats.steps, std::nullopt};
   if (machines_.owns_slice()) {
     round.exchange.emplace(machines_, options_.wire, Exchange::Place{stats.steps, static_cast<int64_t>(which), &names_},
