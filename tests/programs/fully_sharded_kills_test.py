@@ -1,5 +1,5 @@
-"""SIGKILL at any instant of a fully sharded training, and of a pipeline, on two machines, which two names make of one: the run goes on from its newest checkpoint, and
-ends with the bits of the undisturbed one."""
+"""SIGKILL at any instant of a fully sharded training, of a pipeline, and of machines that synchronise now and then, on two machines, which two names make of one: the run
+goes on from its newest checkpoint, and ends with the bits of the undisturbed one. LOCKSTEP_TEST_KILLS=100 says how many of each kind."""
 
 import json
 import os
@@ -48,7 +48,8 @@ class Kills(TextTraining):
         print("seed", seed, "length", round(length, 1), flush=True)
         draw = random.Random(seed)
         killed = 0
-        for number in range(self.KILLS):
+        kills = int(os.environ.get("LOCKSTEP_TEST_KILLS", self.KILLS))
+        for number in range(kills):
             name = f"kill{number}"
             process = self.start(name)
             wait = draw.uniform(0, length)
@@ -67,7 +68,7 @@ class Kills(TextTraining):
             self.check_starts(name)
             shutil.rmtree(self.path(name + ".states"))
         print(killed, "kills", flush=True)
-        self.assertGreater(killed, self.KILLS // 2)
+        self.assertGreater(killed, kills // 2)
 
 
 class FullyShardedKills(Kills, unittest.TestCase):
@@ -127,6 +128,16 @@ class FullyShardedKillsOfMachines(InMemory, unittest.TestCase):
 
 class FullyShardedKillsOfFourMachines(InMemory, unittest.TestCase):
     HOSTS = "a:1,b:1,c:1,d:1"
+
+
+class DiLoCoKillsInMemory(InMemory, unittest.TestCase):
+    """Of ranks; in most steps of the training a part of the model is on its way between the machines."""
+
+    PROGRAM = ("gpt_text", "--sync-every", "6", "--fragments", "3", "--overlap", "2", "--wire", "int8", "--generate", "1", "--memory-every", "1")
+
+
+class DiLoCoKillsOfMachines(DiLoCoKillsInMemory):
+    HOSTS = "a:2,b:2"
 
 
 if __name__ == "__main__":
