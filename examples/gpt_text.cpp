@@ -216,6 +216,7 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
 
   for (const int epoch : train.epochs(options.epochs)) {
     const auto start = std::chrono::steady_clock::now();
+    int64_t left = train.steps_left();
     auto bar = lockstep::progress(train);
     for (auto& [data, target] : bar) {
       optimizer.zero_grad();
@@ -226,7 +227,8 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
       if (diloco) diloco->step();
       if (!options.json.empty()) memory.look();
       scheduler.step();
-      if (checkpointer) checkpointer->step(scheduler.steps());
+      // The last step of an epoch is saved when the epoch has been evaluated.
+      if (checkpointer && --left > 0) checkpointer->step(scheduler.steps());
       mean.update(loss, target.numel());
       bar.loss(loss.item<double>());
     }
