@@ -34,9 +34,7 @@ struct MachineOptions {
     app.add_option("--fragments", fragments, "Parts of the model that machines synchronise in turns")
         ->capture_default_str()
         ->needs(every);
-    app.add_option("--overlap", overlap, "Steps of training while a part travels")
-        ->capture_default_str()
-        ->needs(every);
+    app.add_option("--overlap", overlap, "Steps of training while a part travels")->capture_default_str()->needs(every);
     const std::map<std::string, lockstep::Wire> wires{{"fp32", lockstep::Wire::kFloat32},
                                                       {"bf16", lockstep::Wire::kBFloat16},
                                                       {"int8", lockstep::Wire::kInt8},
@@ -77,7 +75,8 @@ void add_parts(lockstep::Checkpointer& checkpointer, Module& module, Model& mode
     checkpointer.add("model", model).add("optimizer", optimizer);
     return;
   }
-  constexpr auto kEachRank = lockstep::Checkpointer::Scope::kEachRank;  // machines hold different weights between rounds
+  constexpr auto kEachRank =
+      lockstep::Checkpointer::Scope::kEachRank;  // machines hold different weights between rounds
   checkpointer.add("model", module, kEachRank).add("optimizer", optimizer, kEachRank).add("diloco", *diloco);
 }
 
