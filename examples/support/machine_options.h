@@ -75,8 +75,8 @@ void add_parts(lockstep::Checkpointer& checkpointer, Module& module, Model& mode
     checkpointer.add("model", model).add("optimizer", optimizer);
     return;
   }
-  constexpr auto kEachRank =
-      lockstep::Checkpointer::Scope::kEachRank;  // machines hold different weights between rounds
+  // Machines hold different weights between rounds.
+  constexpr auto kEachRank = lockstep::Checkpointer::Scope::kEachRank;
   checkpointer.add("model", module, kEachRank).add("optimizer", optimizer, kEachRank).add("diloco", *diloco);
 }
 
