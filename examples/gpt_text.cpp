@@ -23,7 +23,6 @@
 #include <cstdio>
 #include <fstream>
 #include <limits>
-#include <map>
 #include <optional>
 
 #include <lockstep/lockstep.h>
@@ -31,6 +30,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "support/machine_options.h"
 #include "support/peak_memory.h"
 
 namespace {
@@ -51,10 +51,7 @@ struct Options {
   int generate = 200;
   uint64_t seed = 1;
   bool fully_sharded = false, keep_gathered = false, checkpoint_activations = false;
-  int sync_every = 0;  ///< 0: gradients are reduced over all machines in every step
-  int fragments = 1, overlap = 0;
-  lockstep::Wire wire = lockstep::Wire::kFloat32;
-  double outer_lr = 0.7, outer_momentum = 0.9;
+  MachineOptions machines;
   std::string json;
   std::string estimate;
 };
@@ -163,11 +160,7 @@ void write_figures(const Options& options, const lockstep::Context& context, Gpt
   const torch::Tensor all = context.group().all_gather(torch::tensor({memory.mib()}, torch::kDouble)).flatten();
   figures["ranks"] = context.world_size();
   figures["peak_mib"] = std::vector<double>(all.data_ptr<double>(), all.data_ptr<double>() + all.numel());
-  const auto total = [&](int64_t bytes) {
-    const torch::Tensor sent = torch::tensor(bytes, torch::kLong);
-    context.group().all_reduce(sent);
-    return sent.item<int64_t>();
-  };
+  const auto total = [&](int64_t bytes) { return machine_options::bytes_between_machines(context, bytes); };
   if constexpr (std::derived_from<Model, lockstep::FullySharded>) {
     figures["parameters_hash"] = model.hash();
     figures["bytes_between_machines"] = total(model.stats().sent_bytes);
@@ -182,14 +175,10 @@ void write_figures(const Options& options, const lockstep::Context& context, Gpt
 template <typename Model, typename Optimizer>
 void add_parts(lockstep::Checkpointer& checkpointer, Gpt& net, Model& model, Optimizer& optimizer,
                lockstep::DiLoCo* diloco) {
-  if constexpr (!std::derived_from<Model, lockstep::FullySharded>) {
-    if (diloco) {  // machines hold different weights between rounds
-      constexpr auto kEachRank = lockstep::Checkpointer::Scope::kEachRank;
-      checkpointer.add("model", *net, kEachRank).add("optimizer", optimizer, kEachRank).add("diloco", *diloco);
-      return;
-    }
-  }
-  checkpointer.add("model", model).add("optimizer", optimizer);
+  if constexpr (std::derived_from<Model, lockstep::FullySharded>)
+    checkpointer.add("model", model).add("optimizer", optimizer);
+  else
+    machine_options::add_parts(checkpointer, *net, model, optimizer, diloco);
 }
 
 /// `model`: a DistributedDataParallel or a FullyShardedDataParallel of `net`, over the ranks of `replicas`.
@@ -227,6 +216,7 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
 
   for (const int epoch : train.epochs(options.epochs)) {
     const auto start = std::chrono::steady_clock::now();
+    int64_t left = train.steps_left();
     auto bar = lockstep::progress(train);
     for (auto& [data, target] : bar) {
       optimizer.zero_grad();
@@ -237,7 +227,8 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
       if (diloco) diloco->step();
       if (!options.json.empty()) memory.look();
       scheduler.step();
-      if (checkpointer) checkpointer->step(scheduler.steps());
+      // The last step of an epoch is saved when the epoch has been evaluated.
+      if (checkpointer && --left > 0) checkpointer->step(scheduler.steps());
       mean.update(loss, target.numel());
       bar.loss(loss.item<double>());
     }
@@ -282,47 +273,13 @@ void run(const Options& options, const lockstep::Context& context) {
   if (options.fully_sharded) {
     lockstep::FullyShardedDataParallel model(net, context, {.keep_gathered = options.keep_gathered});
     train(options, context, net, model, context.group());
-  } else if (options.sync_every > 0) {
-    const lockstep::Group machine = context.group().on_this_machine();
-    lockstep::DistributedDataParallel model(net, machine);
-    lockstep::DiLoCo diloco(model, context,
-                            {.sync_every = options.sync_every,
-                             .fragments = options.fragments,
-                             .overlap_steps = options.overlap,
-                             .wire = options.wire,
-                             .outer_lr = options.outer_lr,
-                             .outer_momentum = options.outer_momentum});
-    train(options, context, net, model, machine, &diloco);
   } else {
-    lockstep::DistributedDataParallel model(net, context);
-    train(options, context, net, model, context.group());
+    const lockstep::Group replicas = machine_options::replicas(options.machines, context);
+    lockstep::DistributedDataParallel model(net, replicas);
+    std::optional<lockstep::DiLoCo> diloco;
+    if (options.machines.train_separately()) diloco.emplace(model, context, options.machines.diloco());
+    train(options, context, net, model, replicas, diloco ? &*diloco : nullptr);
   }
-}
-
-void add_machine_options(CLI::App& app, Options& options, CLI::Option* sharded) {
-  auto* const every =
-      app.add_option("--sync-every", options.sync_every, "Steps between two synchronisations of machines")
-          ->check(CLI::Range(1, std::numeric_limits<int>::max()))
-          ->excludes(sharded);
-  app.add_option("--fragments", options.fragments, "Parts of the model that machines synchronise in turns")
-      ->capture_default_str()
-      ->needs(every);
-  app.add_option("--overlap", options.overlap, "Steps of training while a part travels")
-      ->capture_default_str()
-      ->needs(every);
-  const std::map<std::string, lockstep::Wire> wires{{"fp32", lockstep::Wire::kFloat32},
-                                                    {"bf16", lockstep::Wire::kBFloat16},
-                                                    {"int8", lockstep::Wire::kInt8},
-                                                    {"int4", lockstep::Wire::kInt4}};
-  app.add_option("--wire", options.wire, "How numbers travel between machines: fp32 (default), bf16, int8 or int4")
-      ->transform(CLI::CheckedTransformer(wires))
-      ->needs(every);
-  app.add_option("--outer-lr", options.outer_lr, "Learning rate of the synchronisations")
-      ->capture_default_str()
-      ->needs(every);
-  app.add_option("--outer-momentum", options.outer_momentum, "Nesterov momentum of the synchronisations")
-      ->capture_default_str()
-      ->needs(every);
 }
 
 }  // namespace
@@ -359,7 +316,7 @@ int main(int argc, char** argv) {
       ->needs(sharded);
   app.add_flag("--checkpoint-activations", options.checkpoint_activations, "Compute activations again in backward")
       ->excludes(sharded);
-  add_machine_options(app, options, sharded);
+  options.machines.add_to(app)->excludes(sharded);
   app.add_option("--json", options.json, "File for the figures of the run");
   app.add_option("--estimate", options.estimate, "Print what memory training takes on MACHINESxRANKS, and end");
   app.footer(lockstep::kRanksHelp);

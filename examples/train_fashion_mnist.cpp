@@ -15,16 +15,19 @@
 // resize`).
 //
 // --sharded replicated or shared divides the optimizer's steps between the ranks; shared keeps the weights once per
-// machine, and gives the same bits.
+// machine, and gives the same bits. With --sync-every 100 each machine trains by itself, and machines synchronise every
+// 100 steps and after each epoch (docs/slow_networks.md).
 
 #include <chrono>
 #include <cstdio>
+#include <optional>
 #include <utility>
 
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
 #include "support/epoch_losses.h"
+#include "support/machine_options.h"
 #include "support/training_files.h"
 #include "support/training_optimizer.h"
 #include "support/training_options.h"
@@ -58,6 +61,7 @@ class Training {
         test_(lockstep::datasets::FashionMNIST(options.data, lockstep::kTest), context,
               {.batch_size = 500, .exactly_once = true}) {
     if (context.is_main()) training_files::check_figures(options);  // now, not after hours
+    if (options.machines.train_separately()) diloco_.emplace(model_, context, options.machines.diloco());
     if (!options.resume.empty()) losses_ = EpochLosses(training_files::load_epoch(*net_, *optimizer_, options.resume));
     if (losses_.count() >= options.epochs)
       throw lockstep::Error(c10::str("nothing is left to train: ", options.resume, " has done ", losses_.count(),
@@ -74,6 +78,7 @@ class Training {
     log.watch(model_);
     for (const int epoch : train_.epochs(options_.epochs)) {
       if (!train_epoch(log, epoch)) return lockstep::kPreempted;
+      if (diloco_) diloco_->finish();  // all machines evaluate and save the same model
       lockstep::evaluate(*net_, test_, context_.group(), metrics_, [&](auto& batch) {
         const torch::Tensor scores = net_(batch.data);
         accuracy_.update(scores, batch.target);
@@ -89,7 +94,7 @@ class Training {
       std::fflush(stdout);
     }
     if (memory_) memory_->finish();
-    if (context_.is_main()) report(options_.epochs - first_epoch, log.folder());
+    report(options_.epochs - first_epoch, log);
     return 0;
   }
 
@@ -100,7 +105,8 @@ class Training {
     const std::string folder = training_files::run_folder(options_) + "/memory";
     memory_.emplace(folder, context_.group(),
                     lockstep::CheckpointerOptions{.memory_every_n_steps = options_.memory_every});
-    memory_->add("model", model_).add("optimizer", *optimizer_).add("loader", train_);
+    machine_options::add_parts(*memory_, *net_, model_, *optimizer_, diloco_ ? &*diloco_ : nullptr);
+    memory_->add("loader", train_);
     losses_.add_to(*memory_, context_.is_main());
     return memory_->resume() ? memory_->resumed_step() : 0;
   }
@@ -127,6 +133,7 @@ class Training {
       const double lr = schedule.rate(options_.peak_lr(), log.steps());
       for (auto& group : optimizer_->param_groups()) group.options().set_lr(lr);
       optimizer_->step();
+      if (diloco_) diloco_->step();
       optimizer_->zero_grad();
 
       bar.loss(loss.item<double>());
@@ -154,7 +161,11 @@ class Training {
     return context_.virtual_ranks() == 0 ? 1 : context_.virtual_block().last - context_.virtual_block().first;
   }
 
-  void report(int epochs, const std::string& folder) {
+  /// On all ranks.
+  void report(int epochs, const lockstep::RunLog& log) {
+    std::optional<int64_t> sent;
+    if (diloco_) sent = machine_options::bytes_between_machines(context_, diloco_->stats().bytes_sent);
+    if (!context_.is_main()) return;
     // Where virtual ranks cannot be shared out evenly, this rank has more of the samples than others.
     const int shares = context_.virtual_ranks() == 0 ? context_.world_size() : context_.virtual_ranks();
     const double rate = static_cast<double>(epochs * train_.samples() * shares) / virtual_ranks_here() / seconds_;
@@ -167,15 +178,19 @@ class Training {
                                       .test_samples = accuracy_.count(),
                                       .train_loss = losses_.done(),
                                       .parameters_hash = lockstep::hash(lockstep::state_dict(*net_)),
-                                      .folder = folder});
+                                      .folder = log.folder(),
+                                      .steps = log.steps(),
+                                      .validation_loss = loss_.value(),
+                                      .bytes_between_machines = sent});
   }
 
   const TrainingOptions options_;
   lockstep::Context& context_;
   lockstep::DataLoader train_, test_;
   Net net_;
-  lockstep::DistributedDataParallel<Net> model_{net_, context_};
+  lockstep::DistributedDataParallel<Net> model_{net_, machine_options::replicas(options_.machines, context_)};
   std::unique_ptr<torch::optim::Optimizer> optimizer_ = training_optimizer::make(model_, options_);
+  std::optional<lockstep::DiLoCo> diloco_;  ///< where machines train by themselves
   lockstep::Metrics metrics_;
   lockstep::Mean& loss_ = metrics_.add("loss", lockstep::Mean());
   lockstep::Accuracy& accuracy_ = metrics_.add("accuracy", lockstep::Accuracy());

@@ -1,6 +1,6 @@
-// The Python module lockstep._C: a function that makes a backend, the C++ half of lockstep.attach() and its optimizer,
-// and an exit handler that ends the backend's threads. It refuses to be loaded with a torch other than the one it was
-// built with: with a changed virtual table calls would silently reach the wrong function.
+// The Python module lockstep._C: a function that makes a backend, the C++ half of lockstep.attach(), its optimizer and
+// its DiLoCo, and an exit handler that ends the backend's threads. It refuses to be loaded with a torch other than the
+// one it was built with: with a changed virtual table calls would silently reach the wrong function.
 
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
@@ -60,6 +60,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("describe", &describe);
   lockstep::python::bind_replica(module);
   lockstep::python::bind_optimizer(module);
+  lockstep::python::bind_diloco(module);
   // A thread that wants Python's lock while the interpreter shuts down is unwound by force, through destructors that
   // may not throw: the process would abort.
   pybind11::module_::import("atexit").attr("register")(

@@ -10,7 +10,7 @@ namespace lockstep::python {
 namespace {
 
 /// Phrases that are replaced as a whole, before single names.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 14> kPhrases{{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 17> kPhrases{{
     {"DistributedDataParallelOptions::reduction = GradientReduction::kWeightedMean",
      "lockstep.attach(..., reduction=\"weighted_mean\")"},
     {"GradientReduction::kWeightedMean", "reduction=\"weighted_mean\""},
@@ -27,6 +27,11 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 14> kPhrases
      "already attached to a Replica; detach() that one first"},
     {" (c10d::Reducer)", ""},
     {"that DistributedDataParallel follows", "that a Replica follows"},
+    {"DiLoCoOptions: ", "DiLoCo: "},
+    {"make the DistributedDataParallel with the group's on_this_machine()",
+     "attach in a group of one machine's ranks: lockstep.attach(model, machine)"},
+    {"make it with the group on which on_this_machine() was called",
+     "make it with a group of the ranks of all machines"},
 }};
 
 void replace_all(std::string& text, std::string_view from, std::string_view to) {

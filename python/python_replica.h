@@ -42,5 +42,7 @@ class PythonGuard {
 void bind_replica(pybind11::module_& module);
 /// Adds the class of the optimizer.
 void bind_optimizer(pybind11::module_& module);
+/// Adds the class of the machines' synchronisation.
+void bind_diloco(pybind11::module_& module);
 
 }  // namespace lockstep::python

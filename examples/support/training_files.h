@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <lockstep/lockstep.h>
@@ -57,6 +59,9 @@ struct Outcome {
   int64_t test_samples;
   std::vector<double> train_loss;
   std::string parameters_hash, folder;
+  int64_t steps;           ///< of the optimizer, all epochs
+  double validation_loss;  ///< on the test images
+  std::optional<int64_t> bytes_between_machines{};
 };
 
 /// Prints it, and writes --json.
@@ -66,14 +71,18 @@ inline void report(const TrainingOptions& options, const Outcome& run) {
       "test accuracy %.4f, parameters %s, checkpoint in %s/checkpoint.safetensors\n",
       run.world_size, run.world_size == 1 ? "rank" : "ranks", run.epochs, run.seconds, run.samples_per_second,
       100 * run.communication_share, run.test_accuracy, run.parameters_hash.c_str(), run.folder.c_str());
-  write_figures(options, {{"world_size", run.world_size},
-                          {"test_accuracy", run.test_accuracy},
-                          {"test_samples", run.test_samples},
-                          {"train_loss", run.train_loss},
-                          {"seconds", run.seconds},
-                          {"samples_per_second", run.samples_per_second},
-                          {"communication_share", run.communication_share},
-                          {"parameters_hash", run.parameters_hash}});
+  nlohmann::ordered_json figures{{"world_size", run.world_size},
+                                 {"test_accuracy", run.test_accuracy},
+                                 {"test_samples", run.test_samples},
+                                 {"train_loss", run.train_loss},
+                                 {"seconds", run.seconds},
+                                 {"samples_per_second", run.samples_per_second},
+                                 {"communication_share", run.communication_share},
+                                 {"parameters_hash", run.parameters_hash},
+                                 {"steps", run.steps},
+                                 {"validation_loss", run.validation_loss}};
+  if (run.bytes_between_machines) figures["bytes_between_machines"] = *run.bytes_between_machines;
+  write_figures(options, std::move(figures));
 }
 
 /// All ranks call it; rank 0 writes. `losses`: the mean of each epoch that is done.

@@ -8,6 +8,8 @@
 #include <lockstep/lockstep.h>
 #include <CLI/CLI.hpp>
 
+#include "machine_options.h"
+
 /// The command-line options of train_fashion_mnist.
 struct TrainingOptions {
   int epochs = 4, batch_size = 64, virtual_ranks = 0;
@@ -16,6 +18,7 @@ struct TrainingOptions {
   uint64_t seed = 42;
   int64_t memory_every = 0, die_at = 0;  ///< 0: not
   int die_rank = 0;
+  MachineOptions machines;
   std::string data = "/usr/share/datasets/fashion-mnist", run_dir, resume, json, backend;
 
   bool is_adamw() const { return optimizer == "adamw"; }
@@ -34,12 +37,14 @@ struct TrainingOptions {
                    "out the steps of Lockstep's; shared: so they do, of parameters that lie once in shared memory")
         ->check(CLI::IsMember({"none", "replicated", "shared"}));
     app.add_option("--seed", seed, "Seed of initial weights and shuffle");
-    app.add_option("--virtual-ranks", virtual_ranks,
-                   "Same bits on any number of ranks up to this one (docs/exactness.md); 0: as the launcher says")
-        ->check(CLI::NonNegativeNumber);
+    auto* const virtuals =
+        app.add_option("--virtual-ranks", virtual_ranks,
+                       "Same bits on any number of ranks up to this one (docs/exactness.md); 0: as the launcher says")
+            ->check(CLI::NonNegativeNumber);
     app.add_option("--data", data, "Folder of the four IDX files, gzip or raw");
     app.add_option("--run-dir", run_dir, "Folder of the checkpoint (else the launcher's, or runs/train_fashion_mnist)");
-    app.add_option("--resume", resume, "Checkpoint, or the run folder that holds it, to resume from");
+    auto* const old = app.add_option("--resume", resume, "Checkpoint, or the run folder that holds it, to resume from");
+    machines.add_to(app)->excludes(virtuals)->excludes(old);
     app.add_option("--memory-every", memory_every, "Save to the launcher's memory every so many steps; 0: never")
         ->check(CLI::NonNegativeNumber);
     app.add_option("--die-at", die_at, "Step in which --die-rank kills itself, before a restart; 0: none")

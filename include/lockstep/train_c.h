@@ -86,11 +86,13 @@ LOCKSTEP_API lockstep_status lockstep_train_free(lockstep_train_model* model);
 /* Trains one step on this rank's part of the batch: forward(inputs...), the loss against the targets, backward, the
  * mean of the ranks' gradients, and a step of optimizer and schedule. Arrays are copied, and may be reused at once.
  * `loss`, unless null, gets the loss over all ranks. If the module refuses a rank's arrays, all ranks get an error that
- * names the rank, and the weights stay as they were. */
+ * names the rank, and the weights stay as they were. With the configuration's "diloco" all of this is among the ranks
+ * of a machine, and machines synchronise every so many steps. */
 LOCKSTEP_API lockstep_status lockstep_train_step(lockstep_train_model* model, const lockstep_train_array* inputs,
                                                  int32_t input_count, const lockstep_train_array* targets,
                                                  int32_t target_count, double* loss);
-/* The same without training, in evaluation mode: the loss over all ranks, for validation. */
+/* The same without training, in evaluation mode: the loss over all ranks, for validation. With "diloco" machines that
+ * train by themselves are synchronised first, as by lockstep_train_save() and lockstep_train_load(). */
 LOCKSTEP_API lockstep_status lockstep_train_evaluate(lockstep_train_model* model, const lockstep_train_array* inputs,
                                                      int32_t input_count, const lockstep_train_array* targets,
                                                      int32_t target_count, double* loss);

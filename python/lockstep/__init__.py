@@ -8,9 +8,9 @@ import os
 import sys
 
 __version__ = "0.1.0"
-__all__ = ["Error", "Replica", "ZeroRedundancyOptimizer", "attach", "register"]
+__all__ = ["DiLoCo", "Error", "Replica", "ZeroRedundancyOptimizer", "attach", "register"]
 
-_HOMES = {"Error": "_replica", "Replica": "_replica", "attach": "_replica", "ZeroRedundancyOptimizer": "_optimizer"}
+_HOMES = {"DiLoCo": "_diloco", "Error": "_replica", "Replica": "_replica", "attach": "_replica", "ZeroRedundancyOptimizer": "_optimizer"}
 
 
 def __dir__():

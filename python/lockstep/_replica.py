@@ -74,6 +74,7 @@ class Replica:
         self._group = group
         self._core = _C.Replica(module, group, options)
         self._optimizers: "weakref.WeakSet[Any]" = weakref.WeakSet()
+        self._dilocos: "weakref.WeakSet[Any]" = weakref.WeakSet()
         self._steps_by: Callable[[], Any] = lambda: None  # the last of them, if it is still there
         self._module = weakref.ref(module)
         self._ignored = set(options["parameters_to_ignore"])
@@ -90,8 +91,8 @@ class Replica:
 
     def detach(self) -> None:
         """Leaves the module as it is; its gradients stay with each rank from now on. May be called again."""
-        for optimizer in list(self._optimizers):
-            optimizer._detach()
+        for part in (*self._optimizers, *self._dilocos):
+            part._detach()
         _replicas.discard(self)
         module = self.module
         if module is not None and _of_module.get(module) is self:

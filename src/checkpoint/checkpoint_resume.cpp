@@ -67,6 +67,14 @@ void load_value(const c10::IValue& value, const std::function<void()>& load) {
               " here, which the part's load() does not take: " + problem);
 }
 
+/// Whether it is a key of the file's own.
+bool is_reserved(const std::string& name) {
+  for (const char* key : {kStepKey, kRanksKey, kRandom, kRandomCuda, kRandomVirtual, kVirtualRanksKey, kThreadsKey,
+                          kAccumulationKey, kRankZeroKey})
+    if (name == key) return true;
+  return false;
+}
+
 /// Loads one rank's parts, and collects those that do not fit.
 class PartLoader {
  public:
@@ -82,11 +90,14 @@ class PartLoader {
  private:
   void check_virtual_ranks(const Dict& whole) const;
   void load_scope(const Dict& from, bool of_each_rank);
+  void load_own(const CheckpointImage& image);
   /// Whether the ranks are where those were that saved, as far as parts can tell from this rank's state.
   bool fits_ranks(const Dict& own) const;
   void load_from_other_ranks(const CheckpointImage& image);
   void restore_virtual_states(const CheckpointImage& image) const;
   void load_from_ranks(const CheckpointPart& part, const std::vector<Dict>& ranks);
+  /// Adds lines for the parts that the checkpoint lacks and, as they may explain it, for those that only it has.
+  void tell_missing(const CheckpointImage& image);
   /// Records the error under the part's name if `body` throws.
   void try_part(const CheckpointPart& part, const std::function<void()>& body) {
     const std::string problem = failure_of(body);
@@ -103,6 +114,7 @@ class PartLoader {
   const std::shared_ptr<VirtualRanks> virtual_ranks_ = state_of(group_).virtual_ranks;  ///< null: none
   int64_t step_ = 0;
   AccumulationCheck accumulation_;
+  std::vector<const CheckpointPart*> missing_;
   std::string problems_;
 };
 
@@ -113,16 +125,44 @@ void PartLoader::load(const std::function<CheckpointImage()>& open) {
     load_scope(image.whole, /*of_each_rank=*/false);
     step_ = image.whole.at(kStepKey).toInt();
     accumulation_.note_resumed(image.whole, step_, parts_, group_);
-    if (static_cast<int>(image.ranks) != group_.world_size()) return load_from_other_ranks(image);
-    const Dict own = image.state_of_rank(static_cast<size_t>(group_.rank()));
-    if (!fits_ranks(own)) {
-      if (group_.rank() == 0)
-        TORCH_WARN("the ranks are spread over the machines in another way than those that saved the checkpoint");
-      return load_from_other_ranks(image);
-    }
-    load_scope(own, /*of_each_rank=*/true);
-    virtual_ranks_ ? restore_virtual_states(image) : restore_random_states(own);
+    load_own(image);
+    tell_missing(image);
   });
+}
+
+/// What each rank has for itself.
+void PartLoader::load_own(const CheckpointImage& image) {
+  if (static_cast<int>(image.ranks) != group_.world_size()) return load_from_other_ranks(image);
+  const Dict own = image.state_of_rank(static_cast<size_t>(group_.rank()));
+  if (!fits_ranks(own)) {
+    if (group_.rank() == 0)
+      TORCH_WARN("the ranks are spread over the machines in another way than those that saved the checkpoint");
+    return load_from_other_ranks(image);
+  }
+  load_scope(own, /*of_each_rank=*/true);
+  virtual_ranks_ ? restore_virtual_states(image) : restore_random_states(own);
+}
+
+void PartLoader::tell_missing(const CheckpointImage& image) {
+  if (missing_.empty()) return;
+  Dict own = new_dict();
+  if (image.ranks > 0)
+    own = image.state_of_rank(std::min(static_cast<size_t>(group_.rank()), static_cast<size_t>(image.ranks) - 1));
+  for (const CheckpointPart* part : missing_) {
+    const bool of_each_rank = part->scope == Scope::kEachRank;
+    std::string problem = "not in the checkpoint";
+    if ((of_each_rank ? image.whole : own).contains(part->name))
+      problem += of_each_rank ? " for each rank, but once for all ranks" : " once for all ranks, but for each rank";
+    problems_ += "\n  `" + part->name + "`: " + problem;
+  }
+  for (const Dict& all : {image.whole, own})
+    for (const auto& item : all) {
+      const std::string& name = item.key().toStringRef();
+      const bool is_known =
+          std::any_of(parts_.begin(), parts_.end(), [&](const auto& part) { return part.name == name; });
+      if (!is_known && !is_reserved(name))
+        problems_ += "\n  `" + name + "`: in the checkpoint, but not a part of this run";
+    }
 }
 
 /// Called before anything is loaded: the bits of a run depend on both.
@@ -149,12 +189,16 @@ void PartLoader::restore_virtual_states(const CheckpointImage& image) const {
 }
 
 void PartLoader::load_scope(const Dict& from, bool of_each_rank) {
-  for (const CheckpointPart& part : parts_)
-    if ((part.scope == Scope::kEachRank) == of_each_rank)
+  for (const CheckpointPart& part : parts_) {
+    if ((part.scope == Scope::kEachRank) != of_each_rank) continue;
+    if (!from.contains(part.name))
+      missing_.push_back(&part);
+    else
       try_part(part, [&] {
-        const c10::IValue& value = find(part, from);
+        const c10::IValue value = from.at(part.name);
         load_value(value, [&] { part.part.load(value); });
       });
+  }
 }
 
 bool PartLoader::fits_ranks(const Dict& own) const {

@@ -134,7 +134,7 @@ DiLoCo::State::State(Replica& of, const Group& group, DiLoCoOptions given)
   }
   for (const auto& [name, buffer] : model_.attached.buffers()) others.push_back(buffer);
   if (!others.empty() && group.world_size() > 1) broadcast_weights(group, others, /*root=*/0);
-  for (const OuterFragment& fragment : fragments_) write(fragment, /*keep=*/0);
+  for (size_t fragment = 0; fragment < fragments_.size(); ++fragment) write(fragment, /*keep=*/0);
   notify_broadcast(set);
 }
 
@@ -151,6 +151,7 @@ std::vector<OuterFragment> DiLoCo::State::make_fragments() {
 void DiLoCo::State::check_usable() const {
   TORCH_CHECK(!model_is_alive_.expired(),
               "DiLoCo: its model was destroyed; let the DistributedDataParallel outlive the DiLoCo");
+  if (!problem_.empty()) throw Error(problem_);
   if (!any_borrowed()) return;
   for (const OuterFragment& fragment : fragments_)
     for (const void* storage : storages_of(fragment.fragment().parameters()))
@@ -212,7 +213,7 @@ DiLoCo::State::Round DiLoCo::State::begin(size_t which) {
   }
   fragment.set_sent_at(stats.steps);
   if (standing.condition == Condition::kNotFinite)
-    for (const OuterFragment& each : fragments_) write(each, /*keep=*/0);
+    for (size_t each = 0; each < fragments_.size(); ++each) write(each, /*keep=*/0);
   return round;
 }
 
@@ -270,14 +271,48 @@ void DiLoCo::State::end_round(Round& round, double keep) {
   if (!outcome.error.empty()) throw Error(outcome.error);
   count(outcome, round.sent_at);
   if (!any(outcome.took_part)) return;
-  OuterFragment& fragment = fragments_[round.fragment];
-  if (round.exchange) fragment.step(round.exchange->mean());
-  write(fragment, keep);
+  if (round.exchange) fragments_[round.fragment].step(round.exchange->mean());
+  write(round.fragment, keep);
 }
 
-void DiLoCo::State::write(const OuterFragment& fragment, double keep) {
+std::string DiLoCo::State::problem_of(size_t which, const at::Tensor& outer) const {
+  const auto are_finite = [](const at::Tensor& numbers) {
+    if (numbers.numel() == 0) return true;
+    const auto [least, most] = at::aminmax(numbers);  // NaN if there is one
+    return at::isfinite(least).item<bool>() && at::isfinite(most).item<bool>();
+  };
+  const auto& parameters = fragments_[which].fragment().parameters();
+  int64_t offset = 0;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor numbers = outer.narrow(0, offset, parameters[i].numel());
+    offset += parameters[i].numel();
+    if (are_finite(numbers.to(parameters[i].scalar_type()).to(at::kFloat))) continue;
+    const std::string name = names_[fragment_parameters_[which][i]];
+    if (stats.steps == 0)
+      return "DiLoCo: parameter " + name + " of rank " + std::to_string(machines_.first_rank(0)) +
+             " is not finite, and all machines would begin with it; initialise the model on that rank";
+    std::ostringstream text;
+    text << "DiLoCo: the outer copy of parameter " << name << " is not finite after the round that ended in step "
+         << stats.steps << ", so no machine can continue from it; ";
+    if (options_.outer_optimizer)
+      text << "let outer_optimizer make smaller steps";
+    else
+      text << "outer_lr is " << options_.outer_lr << " and outer_momentum " << options_.outer_momentum
+           << ": give less, such as 0.7 and 0.9";
+    text << ", and resume from a checkpoint, or start anew";
+    return text.str();
+  }
+  return "";
+}
+
+void DiLoCo::State::write(size_t which, double keep) {
+  const at::NoGradGuard no_grad;
+  const OuterFragment& fragment = fragments_[which];
   const auto& parameters = fragment.fragment().parameters();
-  fragment.fragment().write(fragment.whole(machines_), keep, /*writes_shared=*/machines_.here().rank() == 0);
+  const at::Tensor outer = fragment.whole(machines_);
+  problem_ = problem_of(which, outer);
+  if (!problem_.empty()) throw Error(problem_);
+  fragment.fragment().write(outer, keep, /*writes_shared=*/machines_.here().rank() == 0);
   if (std::any_of(parameters.begin(), parameters.end(), [](const auto& one) { return is_owned_together(one); }))
     machines_.here().barrier();
   note_weights_set(storages_of(parameters));

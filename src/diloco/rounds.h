@@ -58,8 +58,11 @@ struct DiLoCo::State {
   /// Returns the same outcome on all ranks of the machine.
   diloco::Outcome outcome_of(Round& round);
   void count(const diloco::Outcome& outcome, int64_t sent_at);
-  /// Sets the fragment's parameters from the outer copy. Every rank of the machine calls it.
-  void write(const diloco::OuterFragment& fragment, double keep);
+  /// Sets the fragment's parameters from the outer copy. Every rank of the machine calls it. Throws Error, and leaves
+  /// the parameters as they are, if the copy has numbers that they cannot hold: then on all ranks of all machines.
+  void write(size_t fragment, double keep);
+  /// Describes the first parameter of a fragment that would not be finite; empty: none.
+  std::string problem_of(size_t fragment, const at::Tensor& outer) const;
   void average_buffers() const;
   void warn_of(int machine, const std::string& what) const;
   /// This machine, the number of machines, this rank's slice or -1, the number of slices.
@@ -82,6 +85,7 @@ struct DiLoCo::State {
   std::vector<std::optional<int32_t>> frozen_;  ///< by fragment: a parameter that a step saw frozen
   std::deque<Round> under_way_;
   int64_t saved_at_ = 0;  ///< the step of the last state_dict()
+  std::string problem_;   ///< why no round is possible any more; empty: they are
 };
 
 }  // namespace lockstep

@@ -96,6 +96,7 @@ std::vector<int64_t> DiLoCo::State::place() const {
 }
 
 StateDict DiLoCo::State::state_dict() {
+  if (!problem_.empty()) throw Error(problem_);
   // First, since sending a mean changes what is left of it.
   std::vector<Outcome> outcomes;
   for (Round& round : under_way_) {
@@ -189,6 +190,7 @@ void DiLoCo::State::load_state_dict(const StateDict& state) {
     fragments_[fragment].load_state_dict(without_prefix(fragment_name(fragment), state));
   under_way_ = std::move(rounds);
   frozen_.assign(fragments_.size(), std::nullopt);
+  problem_.clear();
   stats.steps = steps;
 }
 
@@ -234,7 +236,7 @@ void DiLoCo::State::load_from_ranks(const std::vector<StateDict>& ranks) {
   state.insert("place", at::tensor(place(), at::kLong));
   state.insert("machines", at::tensor(machines_.layout(), at::kLong));
   load_state_dict(state);
-  for (const OuterFragment& fragment : fragments_) write(fragment, /*keep=*/0);
+  for (size_t fragment = 0; fragment < fragments_.size(); ++fragment) write(fragment, /*keep=*/0);
 }
 
 }  // namespace lockstep

@@ -61,7 +61,7 @@ lockstep_status lockstep_train_attach(lockstep_train_world* handle, void* const*
     const std::shared_ptr<World> world = find_on_all(kName, worlds(), handle);
     const Call call(kName, *world);
     lockstep::NamedTensors tensors;
-    agree(*world, {.call = kName}, [&](Report& report) {
+    agree(world->all, {.call = kName}, [&](Report& report) {
       if (replica == nullptr) refuse(kName, "replica is null; give a pointer for the handle");
       *replica = nullptr;
       if (when != LOCKSTEP_TRAIN_IN_BACKWARD && when != LOCKSTEP_TRAIN_WHEN_CALLED)
@@ -82,7 +82,7 @@ lockstep_status lockstep_train_average(lockstep_train_replica* replica) {
     constexpr const char* kName = "lockstep_train_average";
     const std::shared_ptr<Attached> attached = find_on_all(kName, replicas(), replica);
     const Call call(kName, *attached->world);
-    agree(*attached->world, {.call = call_of(kName, *attached)}, [&](Report&) {
+    agree(attached->world->all, {.call = call_of(kName, *attached)}, [&](Report&) {
       if (!attached->when_called)
         refuse(kName, "this replica averages in backward; to call this, attach with LOCKSTEP_TRAIN_WHEN_CALLED");
     });
@@ -95,7 +95,7 @@ lockstep_status lockstep_train_check_equal(lockstep_train_replica* replica) {
     constexpr const char* kName = "lockstep_train_check_equal";
     const std::shared_ptr<Attached> attached = find_on_all(kName, replicas(), replica);
     const Call call(kName, *attached->world);
-    agree(*attached->world, {.call = call_of(kName, *attached)}, [](Report&) {});
+    agree(attached->world->all, {.call = call_of(kName, *attached)}, [](Report&) {});
     attached->replica->check_divergence();
   });
 }

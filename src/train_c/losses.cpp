@@ -72,11 +72,11 @@ Loss by_name(const std::string& name, Settings& of, bool is_sum) {
     return elementwise(
         name, [=](const auto& x, const auto& y) { return F::l1_loss(x, y, reduced(F::L1LossFuncOptions(), is_sum)); });
   if (name == "smooth_l1")
-    return elementwise(name, [=, beta = of.number("beta").value_or(1)](const auto& x, const auto& y) {
+    return elementwise(name, [=, beta = of.number("beta", 1)](const auto& x, const auto& y) {
       return F::smooth_l1_loss(x, y, reduced(F::SmoothL1LossFuncOptions(), is_sum).beta(beta));
     });
   if (name == "huber")
-    return elementwise(name, [=, delta = of.number("delta").value_or(1)](const auto& x, const auto& y) {
+    return elementwise(name, [=, delta = of.number("delta", 1)](const auto& x, const auto& y) {
       return F::huber_loss(x, y, reduced(F::HuberLossFuncOptions(), is_sum).delta(delta));
     });
   if (name == "bce_with_logits")
@@ -84,7 +84,7 @@ Loss by_name(const std::string& name, Settings& of, bool is_sum) {
       return F::binary_cross_entropy_with_logits(x, y, reduced(F::BinaryCrossEntropyWithLogitsFuncOptions(), is_sum));
     });
   if (name == "cross_entropy")
-    return one_to_one(name, [=, smooth = of.number("label_smoothing").value_or(0)](const auto& x, const auto& y) {
+    return one_to_one(name, [=, smooth = of.number("label_smoothing", 0)](const auto& x, const auto& y) {
       return F::cross_entropy(x, y, reduced(F::CrossEntropyFuncOptions(), is_sum).label_smoothing(smooth));
     });
   if (name == "nll")
@@ -101,7 +101,7 @@ void choose_loss(Settings& settings, Recipe& recipe) {
   std::optional<Settings> of = settings.part("loss");
   if (!of) refuse("the configuration", "it has no loss, which is required");
   const std::string name = of->required_text("type");
-  const std::string reduction = of->text("reduction").value_or("mean");
+  const std::string reduction = of->text("reduction", "mean");
   if (reduction != "mean" && reduction != "sum") of->refuse_entry("reduction", "give mean or sum");
   recipe.is_sum = reduction == "sum";
   if (name == "module")

@@ -1,5 +1,6 @@
 #include "train_c/model.h"
 
+#include <string_view>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -36,6 +37,14 @@ std::vector<at::Tensor> trained(const torch::jit::Module& module) {
   return parameters;
 }
 
+/// The ranks of this rank's machine. Every rank of the world calls it.
+Party ranks_of_machine(const World& world) {
+  Party party{world.context.group().on_this_machine()};
+  for (const std::string& number : party.group.all_gather_bytes(std::to_string(world.context.rank())))
+    party.numbers.push_back(std::stoi(number));
+  return party;
+}
+
 DistributedDataParallelOptions replica_options(const Recipe& recipe) {
   DistributedDataParallelOptions options;
   if (recipe.is_sum) options.reduction = GradientReduction::kSum;
@@ -53,6 +62,7 @@ Parts::Parts(World& world, const std::string& file, const std::string& configura
   module.train();
   std::vector<at::Tensor> parameters = trained(module);
   if (parameters.empty()) refuse("lockstep_train_create", file + " has no parameters to train");
+  check_diloco(given, recipe, parameters);
   optimizer = optimizer_of(given, std::move(parameters));
   if (recipe.schedule) scheduler = std::make_unique<LRScheduler>(*optimizer, *recipe.schedule);
   if (!recipe.log.empty()) log = SummaryWriter(world.context, recipe.log);
@@ -61,14 +71,26 @@ Parts::Parts(World& world, const std::string& file, const std::string& configura
 
 Model::Model(std::shared_ptr<World> of, const std::string& file, const std::string& configuration)
     : world(std::move(of)) {
-  agree(*world, {.call = "lockstep_train_create"}, [&](Report& report) {
+  agree(world->all, {.call = "lockstep_train_create"}, [&](Report& report) {
     parts_ = std::make_unique<Parts>(*world, file, configuration);
     report.settings = parts_->settings;
   });
   number_ = ++world->made;
-  replica_ = std::make_unique<Replica>(parts_->module, world->context.group(), replica_options(parts_->recipe));
+  replicas_.emplace(parts_->recipe.diloco ? ranks_of_machine(*world) : world->all);
+  replica_ = std::make_unique<Replica>(parts_->module, replicas_->group, replica_options(parts_->recipe));
+  if (parts_->recipe.diloco) begin_rounds();
   if (parts_->recipe.accumulate > 1) accumulation_.emplace(replica_->accumulate(parts_->recipe.accumulate));
   if (parts_->recipe.check_equal_every > 0) replica_->check_divergence_every(parts_->recipe.check_equal_every);
+}
+
+const Party& Model::party(const char* function) const {
+  return function == std::string_view("lockstep_train_step") ? *replicas_ : world->all;
+}
+
+void Model::begin_rounds() { diloco_.emplace(*replica_, world->context.group(), *parts_->recipe.diloco); }
+
+void Model::synchronise() {
+  if (diloco_) diloco_->finish();
 }
 
 double Model::learning_rate() const { return parts_->optimizer->param_groups().at(0).options().get_lr(); }
@@ -107,7 +129,7 @@ std::vector<Report> Model::agree_on_loss(const char* function, const Arrays& inp
                                          at::Tensor& loss) {
   const Recipe& recipe = parts_->recipe;
   const bool any_rows = recipe.weight_by_rows || recipe.is_sum;
-  return agree(*world, {.call = call(function)}, [&](Report& report) {
+  return agree(party(function), {.call = call(function)}, [&](Report& report) {
     report.settings = inputs.text(any_rows) + targets.text(any_rows);
     if (inputs.rows() == 0 && !recipe.is_sum) refuse(report.call, "inputs[0] has no rows, so the loss has no mean");
     if (trains && parts_->scheduler) parts_->scheduler->next_lr();  // a schedule that has ended is told before the step
@@ -133,7 +155,7 @@ double Model::step(const Arrays& inputs, const Arrays& targets) {
   const std::vector<Report> reports = agree_on_loss("lockstep_train_step", inputs, targets, /*trains=*/true, loss);
   const Recipe& recipe = parts_->recipe;
   const double result = total(reports);
-  if (recipe.weight_by_rows) replica_->set_weight(reports[static_cast<size_t>(world->context.rank())].weight);
+  if (recipe.weight_by_rows) replica_->set_weight(reports[static_cast<size_t>(replicas_->group.rank())].weight);
   if (recipe.accumulate > 1 && !recipe.is_sum) loss = loss / recipe.accumulate;
   try {
     loss.backward();
@@ -150,6 +172,7 @@ void Model::finish_step(double loss) {
   const double rate = learning_rate();
   parts_->optimizer->step();
   parts_->optimizer->zero_grad();
+  if (diloco_) diloco_->step();
   if (parts_->scheduler) parts_->scheduler->step();
   ++steps_;
   parts_->log.add_scalar("loss", loss, steps_);
@@ -158,6 +181,8 @@ void Model::finish_step(double loss) {
 }
 
 double Model::evaluate(const Arrays& inputs, const Arrays& targets) {
+  if (diloco_) agree_on("lockstep_train_evaluate", steps_text(), [] {});
+  synchronise();
   const Evaluation evaluation(parts_->module);
   at::Tensor loss;
   return total(agree_on_loss("lockstep_train_evaluate", inputs, targets, /*trains=*/false, loss));

@@ -9,6 +9,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/checkpointer.h>
+#include <lockstep/diloco.h>
 #include <lockstep/lr_scheduler.h>
 #include <lockstep/replica.h>
 #include <lockstep/summary_writer.h>
@@ -37,8 +38,9 @@ class Model {
  public:
   Model(std::shared_ptr<World> world, const std::string& file, const std::string& configuration);
 
-  /// Returns the loss over all ranks.
+  /// Returns the loss over all ranks; where each machine trains by itself, over its ranks.
   double step(const Arrays& inputs, const Arrays& targets);
+  /// Returns the loss over all ranks.
   double evaluate(const Arrays& inputs, const Arrays& targets);
   /// Local.
   void infer(const Arrays& inputs, const Arrays& outputs);
@@ -57,9 +59,16 @@ class Model {
     return std::string(function) + " of model " + std::to_string(number_);
   }
 
+  /// The ranks that call the function together: a machine's own for a step, where each machine trains by itself.
+  const Party& party(const char* function) const;
+
   const std::shared_ptr<World> world;
 
  private:
+  /// After an agreement on the function: all machines get the same weights, where each trains by itself.
+  void synchronise();
+  /// Makes the DiLoCo anew: all ranks get rank 0's weights.
+  void begin_rounds();
   at::Tensor loss_of(const std::string& call, const Arrays& inputs, const Arrays& targets);
   /// The weight of this rank's batch.
   double rows_of(const std::string& call, const Arrays& inputs, bool trains);
@@ -69,12 +78,16 @@ class Model {
   void finish_step(double loss);
   void open_folder(const std::string& folder);
   void check_folder(const std::string& folder) const;
+  /// As agree_on() compares it: machines that have made other numbers of steps cannot be synchronised.
+  std::string steps_text() const { return "steps " + std::to_string(steps_) + "\n"; }
   void agree_on(const char* function, const std::string& settings, const std::function<void()>& body);
   void on_rank_zero(const char* function, const std::function<void()>& body);
 
   int number_ = 0;  ///< in the order of making
   std::unique_ptr<Parts> parts_;
+  std::optional<Party> replicas_;  ///< all ranks, or those of a machine that trains by itself
   std::unique_ptr<Replica> replica_;
+  std::optional<DiLoCo> diloco_;
   std::optional<Accumulation> accumulation_;
   std::string folder_;                          ///< of the checkpointer
   std::unique_ptr<Checkpointer> checkpointer_;  ///< null until a folder is given

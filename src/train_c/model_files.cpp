@@ -4,6 +4,7 @@
 
 #include <lockstep/checkpoint.h>
 
+#include "base/error.h"
 #include "train_c/guarded.h"
 #include "train_c/model.h"
 #include "train_c/script.h"
@@ -34,26 +35,30 @@ class StateBefore {
 }  // namespace
 
 void Model::agree_on(const char* function, const std::string& settings, const std::function<void()>& body) {
-  agree(*world, {.call = call(function), .settings = settings}, [&](Report&) { body(); });
+  agree(world->all, {.call = call(function), .settings = settings}, [&](Report&) { body(); });
 }
 
 void Model::on_rank_zero(const char* function, const std::function<void()>& body) {
-  agree(*world, {.call = call(function), .for_all = true}, [&](Report&) {
+  agree(world->all, {.call = call(function), .for_all = true}, [&](Report&) {
     if (world->context.is_main()) body();
   });
 }
 
 void Model::save(const std::string& path) {
-  agree_on("lockstep_train_save", path + "\n", [] {});  // nothing is written if a rank does something else
+  // Nothing is written if a rank does something else.
+  agree_on("lockstep_train_save", path + "\n" + (diloco_ ? steps_text() : ""), [] {});
+  synchronise();
   on_rank_zero("lockstep_train_save", [&] { save_script(parts_->module, path); });
 }
 
 void Model::load(const std::string& path) {
-  agree_on("lockstep_train_load", path + "\n", [] {});
+  agree_on("lockstep_train_load", path + "\n" + (diloco_ ? steps_text() : ""), [] {});
+  synchronise();  // a DiLoCo that ends in the middle of a round warns
   on_rank_zero("lockstep_train_load", [&] {
     copy_state("lockstep_train_load of " + path.substr(0, 200), state_of_script(load_script(path)), parts_->module);
   });
   replica_->broadcast_parameters();
+  if (diloco_) begin_rounds();  // from the first machine's weights
 }
 
 void Model::check_folder(const std::string& folder) const {
@@ -66,13 +71,18 @@ void Model::check_folder(const std::string& folder) const {
 void Model::open_folder(const std::string& folder) {
   if (checkpointer_) return;
   auto opened = std::make_unique<Checkpointer>(folder, world->context.group(), parts_->recipe.checkpoints);
-  opened->add("model", Checkpointer::Part{.save = [this] { return to_object(state_of_script(parts_->module)); },
-                                          .load =
-                                              [this](const c10::IValue& state) {
-                                                copy_state("the checkpoint", to_state_dict(state), parts_->module);
-                                              }});
-  opened->add("optimizer", *parts_->optimizer);
-  if (parts_->scheduler) opened->add("lr_scheduler", *parts_->scheduler);
+  using enum Checkpointer::Scope;
+  const auto scope = diloco_ ? kEachRank : kAllRanks;  // between rounds machines have different weights
+  opened->add("model",
+              Checkpointer::Part{.save = [this] { return to_object(state_of_script(parts_->module)); },
+                                 .load =
+                                     [this](const c10::IValue& state) {
+                                       copy_state("the checkpoint", to_state_dict(state), parts_->module);
+                                     }},
+              scope);
+  opened->add("optimizer", *parts_->optimizer, scope);
+  if (diloco_) opened->add("diloco", *diloco_);
+  if (parts_->scheduler) opened->add("lr_scheduler", *parts_->scheduler, scope);
   opened->check_before_saves([this] { replica_->check_divergence(); });
   checkpointer_ = std::move(opened);
   folder_ = folder;
@@ -99,11 +109,18 @@ int64_t Model::resume(const std::string& folder) {
   const bool was_open = checkpointer_ != nullptr;
   const StateBefore before(parts_->module, *parts_->optimizer);
   open_folder(folder);
-  try {
-    if (!checkpointer_->resume()) return 0;
-  } catch (...) {
+  const auto undo = [&] {
     before.restore();
     if (!was_open) checkpointer_ = nullptr;
+  };
+  try {
+    if (!checkpointer_->resume()) return 0;
+  } catch (const RefusedInput&) {  // on all ranks
+    undo();
+    if (diloco_) begin_rounds();
+    throw;
+  } catch (...) {
+    undo();
     throw;
   }
   steps_ = checkpointer_->resumed_step();

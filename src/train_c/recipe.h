@@ -10,6 +10,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <lockstep/checkpointer.h>
+#include <lockstep/diloco.h>
 #include <lockstep/schedule.h>
 
 #include "train_c/settings.h"
@@ -30,12 +31,15 @@ struct Recipe {
   int accumulate = 1;
   std::optional<double> max_grad_norm{};
   int check_equal_every = 0;
+  std::optional<DiLoCoOptions> diloco{};  ///< none: gradients are reduced over all ranks
   CheckpointerOptions checkpoints{};
   std::string log{};  ///< folder; empty: no log
 };
 
-/// Both throw LOCKSTEP_INVALID_ARGUMENT, naming the entry.
+/// These throw LOCKSTEP_INVALID_ARGUMENT, naming the entry.
 Recipe recipe_of(Settings& settings);
+/// If the parameters are not those that the recipe's DiLoCo can synchronise.
+void check_diloco(const Settings& settings, const Recipe& recipe, const std::vector<at::Tensor>& parameters);
 std::unique_ptr<torch::optim::Optimizer> optimizer_of(Settings& settings, std::vector<at::Tensor> parameters);
 
 }  // namespace lockstep::train_c

@@ -33,7 +33,21 @@ Settings Settings::read(const std::string& given) {
   return {"", std::move(values)};
 }
 
-Settings::Settings(std::string name, nlohmann::json values) : name_(std::move(name)), values_(std::move(values)) {}
+Settings::Settings(std::string name, nlohmann::json values)
+    : Settings(std::move(name), std::move(values), std::make_shared<Lines>()) {}
+Settings::Settings(std::string name, nlohmann::json values, std::shared_ptr<Lines> lines)
+    : name_(std::move(name)), values_(std::move(values)), lines_(std::move(lines)) {}
+
+void Settings::note(const std::string& key, const nlohmann::json& value) {
+  lines_->emplace(key != "type", (name_.empty() ? "" : name_ + "/") + key + " " +
+                                     value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+}
+
+std::string Settings::lines() const {
+  std::string text;
+  for (const auto& [is_no_type, line] : *lines_) text += line;
+  return text;
+}
 
 const nlohmann::json* Settings::find(const std::string& key) {
   known_.push_back(key);
@@ -57,6 +71,7 @@ std::optional<double> Settings::number(const std::string& key) {
   const nlohmann::json* const value = find(key);
   if (value == nullptr) return std::nullopt;
   if (!value->is_number()) refuse_entry(key, "give a number");
+  note(key, value->get<double>());
   return value->get<double>();
 }
 std::optional<int64_t> Settings::whole(const std::string& key, int64_t least) {
@@ -65,18 +80,21 @@ std::optional<int64_t> Settings::whole(const std::string& key, int64_t least) {
   constexpr int64_t kMost = int64_t{1} << 53;
   if (!value->is_number_integer() || value->get<double>() > kMost || value->get<double>() < static_cast<double>(least))
     refuse_entry(key, "give a whole number from " + std::to_string(least));
+  note(key, value->get<int64_t>());
   return value->get<int64_t>();
 }
 std::optional<bool> Settings::flag(const std::string& key) {
   const nlohmann::json* const value = find(key);
   if (value == nullptr) return std::nullopt;
   if (!value->is_boolean()) refuse_entry(key, "give true or false");
+  note(key, *value);
   return value->get<bool>();
 }
 std::optional<std::string> Settings::text(const std::string& key) {
   const nlohmann::json* const value = find(key);
   if (value == nullptr) return std::nullopt;
   if (!value->is_string()) refuse_entry(key, "give a string");
+  note(key, *value);
   return value->get<std::string>();
 }
 std::optional<std::vector<int64_t>> Settings::wholes(const std::string& key) {
@@ -85,14 +103,40 @@ std::optional<std::vector<int64_t>> Settings::wholes(const std::string& key) {
   const auto is_whole = [](const nlohmann::json& one) { return one.is_number_integer(); };
   if (!value->is_array() || !std::all_of(value->begin(), value->end(), is_whole))
     refuse_entry(key, "give a list of whole numbers");
+  note(key, value->get<std::vector<int64_t>>());
   return value->get<std::vector<int64_t>>();
 }
 std::optional<Settings> Settings::part(const std::string& key) {
   const nlohmann::json* const value = find(key);
   if (value == nullptr) return std::nullopt;
-  if (value->is_string()) return Settings(place(key), {{"type", *value}});
+  if (value->is_string()) return Settings(place(key), {{"type", *value}}, lines_);
   if (!value->is_object()) refuse_entry(key, "give a name, or an object in braces");
-  return Settings(place(key), *value);
+  return Settings(place(key), *value, lines_);
+}
+Settings Settings::part_or_empty(const std::string& key) {
+  std::optional<Settings> found = part(key);
+  return found ? *std::move(found) : Settings(place(key), nlohmann::json::object(), lines_);
+}
+
+double Settings::number(const std::string& key, double otherwise) {
+  const std::optional<double> value = number(key);
+  if (!value) note(key, otherwise);
+  return value.value_or(otherwise);
+}
+int64_t Settings::whole(const std::string& key, int64_t least, int64_t otherwise) {
+  const std::optional<int64_t> value = whole(key, least);
+  if (!value) note(key, otherwise);
+  return value.value_or(otherwise);
+}
+bool Settings::flag(const std::string& key, bool otherwise) {
+  const std::optional<bool> value = flag(key);
+  if (!value) note(key, otherwise);
+  return value.value_or(otherwise);
+}
+std::string Settings::text(const std::string& key, const std::string& otherwise) {
+  std::optional<std::string> value = text(key);
+  if (!value) note(key, otherwise);
+  return value ? *std::move(value) : otherwise;
 }
 
 double Settings::required_number(const std::string& key) {
@@ -119,14 +163,6 @@ void Settings::finish() const {
     throw StatusError(LOCKSTEP_INVALID_ARGUMENT,
                       "the configuration's " + place(key).substr(0, 200) + " is not known there; known are " + known);
   }
-}
-
-std::string Settings::lines() const {
-  std::string lines;
-  const nlohmann::json flat = values_.flatten();
-  for (const auto& [key, value] : flat.items())
-    lines += key.substr(1) + " " + value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-  return lines;
 }
 
 }  // namespace lockstep::train_c

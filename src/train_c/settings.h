@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -24,9 +27,16 @@ class Settings {
   std::optional<int64_t> whole(const std::string& key, int64_t least);
   std::optional<bool> flag(const std::string& key);
   std::optional<std::string> text(const std::string& key);
+  /// With a default, which is as good as the entry.
+  double number(const std::string& key, double otherwise);
+  int64_t whole(const std::string& key, int64_t least, int64_t otherwise);
+  bool flag(const std::string& key, bool otherwise);
+  std::string text(const std::string& key, const std::string& otherwise);
   std::optional<std::vector<int64_t>> wholes(const std::string& key);
   /// An object; a text `name` stands for {"type": name}.
   std::optional<Settings> part(const std::string& key);
+  /// An empty one if there is none.
+  Settings part_or_empty(const std::string& key);
   bool has(const std::string& key) const { return values_.contains(key); }
 
   double required_number(const std::string& key);
@@ -35,17 +45,25 @@ class Settings {
 
   void finish() const;
   [[noreturn]] void refuse_entry(const std::string& key, const std::string& why) const;
-  /// A line for each entry: "optimizer/lr 0.1". Equal settings have equal lines.
+  /// A line for each value that was asked for, defaults included: "optimizer/lr 0.1". Settings that mean the same have
+  /// the same lines. Types come first, since the other entries depend on them.
   std::string lines() const;
 
  private:
+  using Lines = std::set<std::pair<bool, std::string>>;  ///< whether it is no type, and its text
+
+  Settings(std::string name, nlohmann::json values, std::shared_ptr<Lines> lines);
+
   const nlohmann::json* find(const std::string& key);
+  /// Adds a line.
+  void note(const std::string& key, const nlohmann::json& value);
   std::string place(const std::string& key) const { return name_.empty() ? key : name_ + "." + key; }
   [[noreturn]] void refuse_missing(const std::string& key) const;
 
   std::string name_;
   nlohmann::json values_;
   std::vector<std::string> known_;
+  std::shared_ptr<Lines> lines_;  ///< of the whole configuration
 };
 
 }  // namespace lockstep::train_c

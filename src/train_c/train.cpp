@@ -42,7 +42,7 @@ lockstep_status on_all(const char* function, lockstep_train_model* handle, const
     const std::shared_ptr<Model> model = find_on_all(function, models(), handle);
     const Call call(function, *model->world);
     std::optional<decltype(arguments())> given;
-    or_tell(*model->world, model->call(function), [&] { given.emplace(arguments()); });
+    or_tell(model->party(function), model->call(function), [&] { given.emplace(arguments()); });
     body(*model, *given);
   });
 }
@@ -68,7 +68,7 @@ lockstep_status lockstep_train_create(lockstep_train_world* handle, const char* 
     const std::shared_ptr<World> world = find_on_all(kName, worlds(), handle);
     const Call call(kName, *world);
     std::string file, settings;
-    or_tell(*world, kName, [&] {
+    or_tell(world->all, kName, [&] {
       if (model == nullptr) refuse(kName, "model is null; give a pointer for the handle");
       *model = nullptr;
       file = text(kName, "module", module, kMostPath);

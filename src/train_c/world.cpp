@@ -73,7 +73,9 @@ Report unpacked(const std::string& bytes) {
   return report;
 }
 
-std::string rank_text(size_t rank) { return "rank " + std::to_string(rank); }
+std::string rank_text(const Party& party, size_t rank) {
+  return "rank " + (party.numbers.empty() ? std::to_string(rank) : std::to_string(party.numbers.at(rank)));
+}
 
 /// The first lines that differ, as the two ranks' settings. A line is a name and a value.
 std::pair<std::string, std::string> first_difference(const std::string& one, const std::string& other) {
@@ -98,25 +100,26 @@ std::pair<std::string, std::string> first_difference(const std::string& one, con
   return {mine[0], "none"};
 }
 
-void compare(const std::vector<Report>& reports, const std::exception_ptr& own, bool for_all) {
+void compare(const Party& party, const std::vector<Report>& reports, const std::exception_ptr& own, bool for_all) {
   const Report& first = reports.front();
   for (size_t rank = 1; rank < reports.size(); ++rank)
     if (reports[rank].call != first.call)
-      throw StatusError(LOCKSTEP_MISMATCH,
-                        rank_text(rank) + " calls " + reports[rank].call + " while rank 0 calls " + first.call + kSame);
+      throw StatusError(LOCKSTEP_MISMATCH, rank_text(party, rank) + " calls " + reports[rank].call + " while " +
+                                               rank_text(party, 0) + " calls " + first.call + kSame);
   if (own) std::rethrow_exception(own);
   for (size_t rank = 0; rank < reports.size(); ++rank) {
     const Report& report = reports[rank];
     if (report.problem.empty()) continue;
     const bool same = for_all || report.status == LOCKSTEP_TRAIN_FILE_FAILED;
     throw StatusError(same ? report.status : LOCKSTEP_MISMATCH,
-                      first.call + " failed on " + rank_text(rank) + ": " + report.problem);
+                      first.call + " failed on " + rank_text(party, rank) + ": " + report.problem);
   }
   for (size_t rank = 1; rank < reports.size(); ++rank)
     if (reports[rank].settings != first.settings) {
       const auto [expected, found] = first_difference(first.settings, reports[rank].settings);
-      throw StatusError(LOCKSTEP_MISMATCH, first.call + ": rank 0 has " + expected + ", but " + rank_text(rank) +
-                                               " has " + found + "; they must be equal. Nothing was changed");
+      throw StatusError(LOCKSTEP_MISMATCH, first.call + ": " + rank_text(party, 0) + " has " + expected + ", but " +
+                                               rank_text(party, rank) + " has " + found +
+                                               "; they must be equal. Nothing was changed");
     }
 }
 
@@ -174,7 +177,7 @@ Call::Call(const char* function, World& world) {
   if (!problem.empty()) throw StatusError(LOCKSTEP_INVALID_ARGUMENT, problem);
 }
 
-std::vector<Report> agree(World& world, Report report, const std::function<void(Report&)>& body) {
+std::vector<Report> agree(const Party& party, Report report, const std::function<void(Report&)>& body) {
   std::exception_ptr own;
   try {
     body(report);
@@ -187,22 +190,21 @@ std::vector<Report> agree(World& world, Report report, const std::function<void(
   }
   const bool for_all = report.for_all;
   std::vector<Report> reports;
-  if (world.context.world_size() == 1)
+  if (party.group.world_size() == 1)
     reports.push_back(std::move(report));
   else
-    for (const std::string& bytes : world.context.group().all_gather_bytes(packed(report)))
-      reports.push_back(unpacked(bytes));
-  compare(reports, own, for_all);
+    for (const std::string& bytes : party.group.all_gather_bytes(packed(report))) reports.push_back(unpacked(bytes));
+  compare(party, reports, own, for_all);
   return reports;
 }
 
-void or_tell(World& world, const std::string& call, const std::function<void()>& body) {
+void or_tell(const Party& party, const std::string& call, const std::function<void()>& body) {
   try {
     body();
   } catch (...) {
     const std::exception_ptr own = std::current_exception();
     try {
-      agree(world, {.call = call}, [&](Report&) { std::rethrow_exception(own); });
+      agree(party, {.call = call}, [&](Report&) { std::rethrow_exception(own); });
     } catch (...) {
       // The others were told, or are gone.
     }
@@ -275,7 +277,7 @@ lockstep_status lockstep_train_stop_requested(lockstep_train_world* world, int* 
   return guarded(LOCKSTEP_RANK_GONE, [&] {
     const std::shared_ptr<World> found = find_on_all("lockstep_train_stop_requested", worlds(), world);
     const Call call("lockstep_train_stop_requested", *found);
-    agree(*found, {.call = "lockstep_train_stop_requested"}, [&](Report& report) {
+    agree(found->all, {.call = "lockstep_train_stop_requested"}, [&](Report& report) {
       if (stop == nullptr) refuse(report.call, "stop is null; give a pointer for the answer");
     });
     *stop = found->context.stop_requested() ? 1 : 0;

@@ -15,11 +15,18 @@
 
 namespace lockstep::train_c {
 
+/// Ranks that work together.
+struct Party {
+  Group group;
+  std::vector<int> numbers{};  ///< of its ranks in the world; empty: the same
+};
+
 /// The ranks of the run, behind a lockstep_train_world.
 struct World {
   explicit World(Context joined) : context(std::move(joined)) {}
 
   Context context;
+  const Party all{context.group()};
   CurrentCaller caller;
   const unsigned generation = fork_generation();
   int made = 0;  ///< models and replicas so far; ranks that make the same calls give them the same numbers
@@ -47,13 +54,13 @@ struct Report {
   bool for_all = false;  ///< rank 0 works for all ranks, which get its status, too; not sent
 };
 
-/// Runs `body`, whose failure becomes the report's problem, and exchanges the reports. Returns all ranks', in rank
-/// order. Throws on all ranks if a rank calls something else, cannot take part, or has other settings: this rank's own
-/// exception, or a StatusError that names the rank. The world remains usable.
-std::vector<Report> agree(World& world, Report report, const std::function<void(Report&)>& body);
+/// Runs `body`, whose failure becomes the report's problem, and exchanges the reports. Returns all ranks', in the order
+/// of the party. Throws on all of them if a rank calls something else, cannot take part, or has other settings: this
+/// rank's own exception, or a StatusError that names the rank. The world remains usable.
+std::vector<Report> agree(const Party& party, Report report, const std::function<void(Report&)>& body);
 
 /// Runs `body`. If it throws, tells the other ranks, which wait in `call`, before the exception goes on.
-void or_tell(World& world, const std::string& call, const std::function<void()>& body);
+void or_tell(const Party& party, const std::string& call, const std::function<void()>& body);
 
 /// What is behind the handle of a function that all ranks call. If the handle is refused, tells the other ranks, which
 /// wait in this process's world.
@@ -62,7 +69,7 @@ std::shared_ptr<Thing> find_on_all(const char* function, Handles<Thing, Handle>&
   if (std::shared_ptr<Thing> thing = all.find_or_null(handle)) return thing;
   if (const std::shared_ptr<World> world = worlds().only()) {
     const Call call(function, *world);
-    or_tell(*world, std::string(function) + " with a handle that is refused", [&] { all.find(function, handle); });
+    or_tell(world->all, std::string(function) + " with a handle that is refused", [&] { all.find(function, handle); });
   }
   return all.find(function, handle);
 }

@@ -182,6 +182,7 @@ void check(const torch::nn::Module* module, const torch::optim::Optimizer& optim
 Trainer::Trainer(std::shared_ptr<torch::nn::Module> module, torch::optim::Optimizer& optimizer, const Context& context,
                  TrainerOptions options) {
   check(module.get(), optimizer, options);
+  check_same_machines(context.group(), options);
   state_ = std::make_unique<State>(std::move(module), nullptr, optimizer, context, std::move(options));
 }
 Trainer::Trainer(std::shared_ptr<torch::nn::Module> module, Replica& model, torch::optim::Optimizer& optimizer,
@@ -190,7 +191,6 @@ Trainer::Trainer(std::shared_ptr<torch::nn::Module> module, Replica& model, torc
   check_attached(context.group(), *module, optimizer, model, options);
   state_ = std::make_unique<State>(std::move(module), &model, optimizer, context, std::move(options));
 }
-
 Trainer::~Trainer() = default;
 void Trainer::evaluate_by(Metrics& metrics, std::function<void(torch::nn::Module&, const Group&)> evaluation) {
   state_->metrics = &metrics;

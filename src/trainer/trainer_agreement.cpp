@@ -149,8 +149,19 @@ void check_attachment(const Group& group, const torch::nn::Module& module, const
 
 }  // namespace
 
+void check_same_machines(const Group& group, const TrainerOptions& options) {
+  const OperationLabel label("Trainer()");
+  const auto given = group.all_gather_bytes(options.diloco ? "given" : "");
+  if (std::adjacent_find(given.begin(), given.end(), std::not_equal_to<>()) == given.end()) return;
+  throw Error("Trainer: TrainerOptions::diloco is given on " + ranks_with(given, std::string("given")) +
+              ", and not on " + ranks_with(given, std::string()) +
+              ". Every rank must give the same options: take them from the command line, or from rank 0 "
+              "(from_rank_zero)");
+}
+
 void check_attached(const Group& group, const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
                     const Replica& model, const TrainerOptions& options) {
+  check_same_machines(group, options);
   const OperationLabel label("Trainer()");
   throw_first(group, "", failure_of([&] { check_attachment(group, module, optimizer, model, options); }));
 }

@@ -25,6 +25,10 @@ struct Agreement {
 void check_agreement(const Group& group, const Agreement& agreement,
                      const std::function<void(const Schedule&)>& use_schedule);
 
+/// Throws the same Error on all ranks if machines train by themselves on some of them only.
+/// REQUIRES: all ranks call it, before the model is attached.
+void check_same_machines(const Group& group, const TrainerOptions& options);
+
 /// Throws the same Error on all ranks if the Replica that a Trainer was given does not reduce what the optimizer
 /// trains: it is over other ranks than `group` (unless each machine trains by itself), or it is attached to another
 /// module. REQUIRES: all ranks call it, before the first step.

@@ -119,5 +119,33 @@ TEST_P(DiLoCoOn, FollowsTheFormulas) {
   });
 }
 
+/// tests/python/diloco_programs.py makes the same moves, and has the same number.
+TEST(DiLoCo, HasTheBitsThatPythonHas) {
+  constexpr int64_t kBits = -3890758992892;
+  run_ranks({2, "hierarchical", "ab"}, [&](Context& context) {
+    Net net;
+    const auto set = [&](const auto& value_of) {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : net->parameters())
+        value_of(parameter, at::arange(parameter.numel()).view(parameter.sizes()));
+    };
+    set([](at::Tensor& parameter, const at::Tensor& places) { parameter.copy_((places.remainder(13) - 6) / 16); });
+    DistributedDataParallel model(net, context.group().on_this_machine());
+    DiLoCo diloco(model, context,
+                  {.sync_every = 4, .fragments = 2, .overlap_steps = 1, .wire = Wire::kInt8, .error_feedback = true});
+    for (int step = 0; step < 11; ++step) {
+      set([&](at::Tensor& parameter, const at::Tensor& places) {
+        parameter += ((places * 31 + step * 17 + context.rank() * 11).remainder(101) - 50) / 4096;
+      });
+      diloco.step();
+    }
+    diloco.finish();
+    std::vector<at::Tensor> all;
+    for (const auto& parameter : net->parameters()) all.push_back(parameter.detach().flatten());
+    const at::Tensor bits = at::cat(all).view(at::kInt).to(at::kLong);
+    EXPECT_EQ((bits * (at::arange(bits.numel()) + 1)).sum().item<int64_t>(), kBits);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::diloco_test

@@ -309,6 +309,50 @@ TEST(WrongDiLoCo, AMachineThatIsNotFiniteIsLeftOutAndGoesOnFromTheOuterCopy) {
       });
 }
 
+TEST(WrongDiLoCo, AnOuterCopyThatIsNotFiniteIsToldOnAllRanks) {
+  for (const Engine& engine : kEngines)
+    for (const int64_t overlap : {0, 1})
+      run_ranks(engine, [&](Context& context) {
+        Training training(context, {.sync_every = 4, .overlap_steps = overlap, .outer_lr = 1e30});
+        StateDict before;
+        training.train_until(2);
+        before = training.diloco.state_dict();
+        // A mean pseudo-gradient of 1e10 or so, times 1e30.
+        {
+          const torch::NoGradGuard no_grad;
+          training.net->second->weight.mul_(1e10);
+        }
+        for (int step = 2; step < 3 + overlap; ++step) training.diloco.step();
+        const auto expected = state_dict(*training.net)["second.weight"].clone();
+        const std::string text = thrown_by([&] { training.diloco.step(); });
+        expect_text(text,
+                    "DiLoCo: the outer copy of parameter second.weight is not finite after the round that ended "
+                    "in step " +
+                        std::to_string(4 + overlap));
+        expect_text(text, "outer_lr is 1e+30 and outer_momentum 0.9: give less");
+        EXPECT_TRUE(at::equal(training.net->second->weight, expected)) << "the machine's own weights are lost";
+        // Nothing goes on from it, but what was saved before it.
+        const std::function<void()> calls[] = {[&] { training.diloco.step(); }, [&] { training.diloco.finish(); },
+                                               [&] { (void)training.diloco.state_dict(); }};
+        for (const auto& call : calls) EXPECT_EQ(thrown_by(call), text);
+        training.diloco.load_state_dict(before);
+        EXPECT_EQ(thrown_by([&] { training.diloco.step(); }), "nothing");
+      });
+}
+
+TEST(WrongDiLoCo, AModelThatIsNotFiniteIsRefused) {
+  run_ranks({4, "hierarchical", "aabb"}, [](Context& context) {
+    Net net;
+    DistributedDataParallel model(net, context.group().on_this_machine());
+    {
+      const torch::NoGradGuard no_grad;
+      net->first->bias[3] = std::nan("");
+    }
+    expect_text(thrown_by([&] { DiLoCo(model, context); }),
+                "DiLoCo: parameter first.bias of rank 0 is not finite, and all machines would begin with it");
+  });
+}
+
 TEST(WrongDiLoCo, WithoutAnyMachineTheOuterCopyStays) {
   run_ranks({2, "hierarchical", "ab"}, [](Context& context) {
     Training training(context, {.sync_every = 2});

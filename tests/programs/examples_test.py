@@ -280,7 +280,12 @@ class Examples(unittest.TestCase):
                                           ("gpt_text", ["--sync-every", 10, "--wire", "int3"], ["--wire"]),
                                           ("gpt_text", ["--wire", "int8"], ["--wire requires --sync-every"]),
                                           ("gpt_text", ["--sync-every", 10, "--overlap", 10], ["overlap_steps is 10"]),
-                                          ("gpt_text", ["--prompt", ""], ["--prompt must not be empty"])):
+                                          ("gpt_text", ["--prompt", ""], ["--prompt must not be empty"]),
+                                          ("train_fashion_mnist", ["--sync-every", 0], ["--sync-every: Value 0 not in range 1"]),
+                                          ("train_fashion_mnist", ["--sync-every", 10, "--wire", "int3"], ["--wire"]),
+                                          ("train_fashion_mnist", ["--overlap", 2], ["--overlap requires --sync-every"]),
+                                          ("train_fashion_mnist", ["--sync-every", 10, "--resume", "run"], ["--sync-every", "excludes", "--resume"]),
+                                          ("train_fashion_mnist", ["--sync-every", 10, "--virtual-ranks", 2], ["--sync-every", "excludes", "--virtual-ranks"])):
             self.refused(example, parts, *arguments)
         short = os.path.join(self.folder, "short.txt")
         with open(short, "w", encoding="utf-8") as file:

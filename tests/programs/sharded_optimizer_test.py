@@ -72,6 +72,35 @@ class ShardedOptimizer(ProgramTest):
             for choice in choices.split(","):
                 self.assertIn(choice, said)
 
+    def separately(self, name, *arguments, restarts=0):
+        """The figures of a training on two machines with two ranks each."""
+        path = os.path.join(self.folder, name + ".json")
+        command = 'export LOCKSTEP_MACHINE=m$((RANK / 2)); exec "$@"'
+        run(LOCKSTEP, "run", "-n", 4, "--max-restarts", restarts, "--", "sh", "-c", command, "sh", TRAIN, "--data", self.data, "--epochs", 2,
+            "--batch-size", 8, "--run-dir", os.path.join(self.folder, name), "--json", path, *arguments, cwd=self.folder,
+            env=environment(OMP_NUM_THREADS="1"))
+        with open(path) as file:
+            return json.load(file)
+
+    def test_machines_synchronise_now_and_then(self):
+        every_step = self.separately("ddp")
+        self.assertNotIn("bytes_between_machines", every_step)
+        options = ("--sync-every", 5, "--fragments", 2, "--overlap", 2)
+        found = {wire: self.separately(wire, *options, "--wire", wire) for wire in ("fp32", "bf16", "int8", "int4")}
+        for figures in found.values():
+            self.assertEqual(figures["steps"], every_step["steps"])
+            self.assertGreater(figures["seconds"], 0)
+            self.assertGreater(figures["validation_loss"], 0)
+            self.assertNotEqual(figures["parameters_hash"], every_step["parameters_hash"])
+            self.assertLess(figures["train_loss"][1], figures["train_loss"][0])
+        sent = {wire: figures["bytes_between_machines"] for wire, figures in found.items()}
+        for wire, times in (("bf16", 2), ("int8", 32 / 8.25), ("int4", 32 / 4.25)):
+            self.assertAlmostEqual(sent["fp32"] / sent[wire], times, delta=0.1)
+        self.assertEqual(self.separately("again", *options, "--wire", "int8")["parameters_hash"], found["int8"]["parameters_hash"])
+        # From memory, in the middle of a round.
+        killed = self.separately("killed", *options, "--wire", "int8", "--memory-every", 1, "--die-at", 8, "--die-rank", 3, restarts=1)
+        self.assertEqual([killed[key] for key in BITS], [found["int8"][key] for key in BITS])
+
     def start(self, epochs):
         """A training on two ranks, which share the parameters."""
         process = subprocess.Popen(self.command(2, epochs, self.run_dir, "--optimizer", "adamw", "--sharded", "shared"),

@@ -14,6 +14,7 @@ import torch
 
 import attach_programs
 import backend_test
+import diloco_programs
 import end_programs
 import hosts_test
 import misuse_programs
@@ -245,6 +246,53 @@ class Ends(unittest.TestCase):
                 self.assertRegex(first, r"^interrupted after 0\.\d+ s")
                 for text in others:
                     self.assertTrue(text is None or re.search(r"\branks? 0\b", text), text)
+
+
+class DiLoCo(backend_test.Ranks):
+    def on(self, machines, function, backend="lockstep"):
+        return self.spawn(len(machines), function, backend, target=backend_test.join_from_machines, more=(machines,))
+
+    def test_it_equals_its_definition(self):
+        for machines in ("aa", "aabb", "aba"):
+            self.on(machines, diloco_programs.equals_the_definition)
+
+    def test_it_has_the_bits_of_cpp(self):
+        self.on("ab", diloco_programs.has_the_bits_of_cpp)
+
+    def test_over_a_group_of_gloo(self):
+        self.on("aab", diloco_programs.equals_the_definition, "gloo")
+
+    def test_it_goes_on_from_its_state(self):
+        self.on("aabb", diloco_programs.goes_on_from_its_state)
+
+    def test_misuse(self):
+        self.on("aabb", diloco_programs.misuse)
+
+    def test_ranks_that_differ_are_told_both_sides(self):
+        for machines in ("ab", "aab"):
+            self.on(machines, diloco_programs.another_machine_is_told)
+            self.on(machines, diloco_programs.another_model_is_told)
+
+    def test_a_killed_rank_is_named(self):
+        for machines in ("abb", "aab"):
+            with tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "meet")
+                codes = backend_test.end_of_ranks(functools.partial(be_killed_in_a_round, machines=machines), 3, path)
+                self.assertEqual(codes, [0, -9, 0])
+                for rank in (0, 2):
+                    with open(f"{path}.{rank}") as file:
+                        self.assertLess(float(file.read()), 5)
+
+
+def be_killed_in_a_round(rank, size, path, machines):
+    import torch.distributed as dist
+
+    os.environ.update(LOCKSTEP_MACHINE=machines[rank], MASTER_ADDR="127.0.0.1")
+    dist.init_process_group("lockstep", init_method="file://" + path, rank=rank, world_size=size)
+    seconds = diloco_programs.is_killed(rank, size)
+    with open(f"{path}.{rank}", "w") as file:
+        file.write(str(seconds))
+    os._exit(0)  # nobody waits for a rank that is gone
 
 
 # What a program waits for by itself.

@@ -38,7 +38,7 @@ MAY_INCLUDE = {
     "fully_sharded": {"optim", "checkpoint", "data_parallel", "context", "reducer", "collectives", "rank_page", "base"},
     "pipeline": {"checkpoint", "data_parallel", "context", "reducer", "collectives", "rank_page", "base", "data"},
     "run_log": {"data_parallel", "context", "observe", "base"},
-    "train_c": {"c", "run_log", "data_parallel", "context", "train", "checkpoint", "collectives", "rank_page", "base"},
+    "train_c": {"c", "run_log", "diloco", "data_parallel", "context", "train", "checkpoint", "collectives", "rank_page", "base"},
     "trainer": {"diloco", "run_log", "data_parallel", "context", "train", "checkpoint", "reducer", "data", "observe", "rank_page", "base"},
 }
 # Public header -> the folder under src/ that answers for it.

@@ -24,7 +24,7 @@ static void create(lockstep_train_world* world, const char* folder) {
                              rank == 1 ? "{\"loss\": \"mse\", \"optimizer\": \"adam\"}"
                                        : "{\"loss\": \"mse\", \"optimizer\": \"sgd\"}",
                              &model),
-       LOCKSTEP_MISMATCH, "rank 0 has optimizer \"sgd\", but rank 1 has optimizer \"adam\"");
+       LOCKSTEP_MISMATCH, "rank 0 has optimizer/type \"sgd\", but rank 1 has optimizer/type \"adam\"");
   snprintf(path, sizeof path, "%s/%s.pt", folder, rank == 1 ? "twice" : "net");
   told(lockstep_train_create(world, path, CONFIGURATION, &model), LOCKSTEP_MISMATCH, "the module's code with hash");
   snprintf(path, sizeof path, "%s/%s.pt", folder, rank == 1 ? "none" : "net");

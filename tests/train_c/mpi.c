@@ -12,6 +12,9 @@ int main(int argc, char** argv) {
   CHECK(MPI_Init(&argc, &argv) == MPI_SUCCESS);
   REFUSED(LOCKSTEP_INVALID_ARGUMENT, "communicator is null", lockstep_train_join_mpi(NULL, NULL, &world));
   REFUSED(LOCKSTEP_JOIN_FAILED, "MPI_COMM_NULL", lockstep_train_join_mpi(&none, NULL, &world));
+  REFUSED(LOCKSTEP_JOIN_FAILED, "handle 123456789, is none of MPI",
+          lockstep_train_join_mpi_f(123456789, NULL, &world));
+  REFUSED(LOCKSTEP_JOIN_FAILED, "handle -7, is none of MPI", lockstep_train_join_mpi_f(-7, NULL, &world));
   MPI_Comm_rank(all, &rank);
   MPI_Comm_size(all, &size);
   MPI_Comm_split(all, 0, -rank, &reversed);

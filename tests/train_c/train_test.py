@@ -112,6 +112,18 @@ class FromC(TrainTest):
             found = {float(number) for number in re.findall(r"weights (\S+)", text)}
             self.assertEqual(len(found), 1, text)
 
+    def test_machines_that_synchronise_now_and_then(self):
+        env = environment(LD_LIBRARY_PATH=LIBRARIES)
+        average, differ = "machines_average", "machines_differ"
+        for hosts, tests in (("a:2", (average,)), ("a:1,b:1", (average, differ)), ("a:2,b:1", (differ,)), ("a:1,b:1,c:1", (average,))):
+            for test in ("machines", *tests):
+                with self.subTest(test, hosts=hosts):
+                    shutil.rmtree(os.path.join(self.folder, "separate"), ignore_errors=True)
+                    text = run(LOCKSTEP, "run", "--hosts", hosts, "--launch-command", "env LOCKSTEP_MACHINE={host}", "--tee", "all", "--", RANK, test,
+                               self.folder, cwd=self.folder, env=env, timeout=200).stdout
+                    for what in {"machines": ("weights", "later"), differ: ("weights",)}.get(test, ()):
+                        self.assertEqual(len(set(numbers(what, text))), 1, text)
+
     def test_a_missing_call(self):
         self.rank(2, "missing")
 

@@ -118,6 +118,36 @@ TEST(DiLoCoTrainer, OptionsThatDifferOrAreWrongAreRefusedOnAllRanks) {
     EXPECT_NE(said({.diloco = DiLoCoOptions{.sync_every = context.rank() == 3 ? 5 : 4}}).find("sync_every"),
               std::string::npos);
     EXPECT_THROW(train(context, {.diloco = DiLoCoOptions{.sync_every = 0}}), c10::Error);
+    const bool odd = context.rank() == 3;
+    EXPECT_NE(said(odd ? TrainerOptions{} : TrainerOptions{.diloco = kDiLoCo})
+                  .find("Trainer: TrainerOptions::diloco is given on ranks 0-2, and not on rank 3"),
+              std::string::npos);
+    EXPECT_NE(said(odd ? TrainerOptions{.diloco = kDiLoCo} : TrainerOptions{})
+                  .find("Trainer: TrainerOptions::diloco is given on rank 3, and not on ranks 0-2"),
+              std::string::npos);
+  });
+}
+
+TEST(DiLoCoTrainer, AResumeWithTheOptionOnOneSideOnlyNamesIt) {
+  const Engine engine{4, "hierarchical", "aabb"};
+  const TemporaryFolder folder;
+  run_ranks(engine, [&](Context& context) {
+    const auto options = [&](const char* name, bool separately) {
+      TrainerOptions made{.folder = folder.path() / name};
+      if (separately) made.diloco = kDiLoCo;
+      return made;
+    };
+    for (const bool before : {true, false}) {
+      const char* const name = before ? "with" : "without";
+      train(context, options(name, before));
+      const std::string said = testing::failure([&] { train(context, options(name, !before)); });
+      const char* const model = before ? "`model`: not in the checkpoint once for all ranks, but for each rank"
+                                       : "`model`: not in the checkpoint for each rank, but once for all ranks";
+      const char* const diloco =
+          before ? "`diloco`: in the checkpoint, but not a part of this run" : "`diloco`: not in the checkpoint";
+      EXPECT_NE(said.find(model), std::string::npos) << said;
+      EXPECT_NE(said.find(diloco), std::string::npos) << said;
+    }
   });
 }
 
