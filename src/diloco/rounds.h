@@ -12,6 +12,7 @@
 #include "data_parallel/replica_state.h"
 #include "diloco/claim.h"
 #include "diloco/exchange.h"
+#include "diloco/islands.h"
 #include "diloco/machines.h"
 #include "diloco/outer_fragment.h"
 
@@ -59,6 +60,23 @@ struct DiLoCo::State {
   /// Sets the fragment's parameters from the outer copy. Every rank of the machine calls it.
   void write(const diloco::OuterFragment& fragment, double keep);
   void average_buffers() const;
+
+  // Among machines that come and go (island_rounds.cpp).
+  bool step_among_islands();
+  void finish_among_islands();
+  /// Gets the outer state of another machine, or gives its own to all, if the machine is not in.
+  void join_islands();
+  /// Returns whether it has missed the round that it wanted to contribute to, and keeps what it has learned.
+  bool island_round();
+  void apply(const diloco::IslandRound& round, bool was_sent);
+  void give_state() const;
+  void take_state(const std::string& bytes);
+  uint64_t model_and_options() const;
+  /// The parameters minus the outer copy. Every rank of the machine calls these.
+  at::Tensor learned_since_round() const;
+  /// The parameters become the outer copy plus `learned`.
+  void move_with_outer(const at::Tensor& learned);
+
   /// This machine, the number of machines, this rank's slice or -1, the number of slices.
   std::vector<int64_t> place() const;
   /// Throws Error if a saved state is of another place or model.
@@ -77,7 +95,9 @@ struct DiLoCo::State {
   const diloco::Machines machines_;
   std::vector<diloco::OuterFragment> fragments_;
   std::deque<Round> under_way_;
-  int64_t saved_at_ = 0;  ///< the step of the last state_dict()
+  int64_t saved_at_ = 0;                      ///< the step of the last state_dict()
+  std::unique_ptr<diloco::Islands> islands_;  ///< null without `lockstep run --islands`
+  int64_t turn_at_ = 0;                       ///< with islands_: the step of the next round
 };
 
 }  // namespace lockstep

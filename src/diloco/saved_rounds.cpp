@@ -189,6 +189,7 @@ void DiLoCo::State::load_state_dict(const StateDict& state) {
     fragments_[fragment].load_state_dict(without_prefix(fragment_name(fragment), state));
   under_way_ = std::move(rounds);
   stats.steps = steps;
+  if (islands_) islands_->leave();  // step() gets the outer state that the other machines have now
 }
 
 void DiLoCo::State::load_from_ranks(const std::vector<StateDict>& ranks) {
