@@ -61,22 +61,10 @@ struct DiLoCo::State {
   void write(const diloco::OuterFragment& fragment, double keep);
   void average_buffers() const;
 
-  // Among machines that come and go (island_rounds.cpp).
+  /// The rounds among machines that come and go (island_rounds.cpp).
+  class AmongIslands;
   bool step_among_islands();
   void finish_among_islands();
-  /// Gets the outer state of another machine, or gives its own to all, if the machine is not in.
-  void join_islands();
-  /// Returns whether it has missed the round that it wanted to contribute to, and keeps what it has learned.
-  bool island_round();
-  void apply(const diloco::IslandRound& round, bool was_sent);
-  void give_state() const;
-  void take_state(const std::string& bytes);
-  uint64_t model_and_options() const;
-  /// The parameters minus the outer copy. Every rank of the machine calls these.
-  at::Tensor learned_since_round() const;
-  /// The parameters become the outer copy plus `learned`.
-  void move_with_outer(const at::Tensor& learned);
-
   /// This machine, the number of machines, this rank's slice or -1, the number of slices.
   std::vector<int64_t> place() const;
   /// Throws Error if a saved state is of another place or model.
