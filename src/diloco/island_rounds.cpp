@@ -128,7 +128,8 @@ void DiLoCo::State::AmongIslands::join_islands() {
   }
   s_.stats.wait_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   // One that comes later contributes early, so that the others need not wait for it; then it is in step with them.
-  s_.turn_at_ = s_.stats.steps + (joined.starts ? s_.options_.sync_every : std::max<int64_t>(1, s_.options_.sync_every / 2));
+  s_.turn_at_ =
+      s_.stats.steps + (joined.starts ? s_.options_.sync_every : std::max<int64_t>(1, s_.options_.sync_every / 2));
 }
 
 void DiLoCo::State::AmongIslands::apply(const diloco::IslandRound& round, bool was_sent) {
