@@ -9,7 +9,6 @@
 namespace lockstep::hosts {
 namespace {
 
-using hub::Kind;
 using hub::put;
 
 constexpr std::chrono::seconds kHelloTime(3);
@@ -79,7 +78,7 @@ void RoundHub::read(Member& member) {
   while (member.end.empty() && member.in.size() - at >= hub::kHeadBytes) {
     std::string_view rest = std::string_view(member.in).substr(at);
     const auto size = hub::take<uint32_t>(rest);
-    const auto kind = hub::take<Kind>(rest);
+    const auto kind = hub::take<hub::Kind>(rest);
     if (size > hub::kMostBytes) member.end = "its message is too long";
     if (rest.size() < size) break;
     handle(member, kind, rest.substr(0, size));
@@ -108,19 +107,19 @@ void RoundHub::send(Member& member, const std::string& frame) {
   write(member);
 }
 
-void RoundHub::handle(Member& member, Kind kind, std::string_view body) {
-  if (member.standing == Standing::kStranger && kind != Kind::kHello) {
+void RoundHub::handle(Member& member, hub::Kind kind, std::string_view body) {
+  if (member.standing == Standing::kStranger && kind != hub::Kind::kHello) {
     member.end = "no hello";
     return;
   }
   switch (kind) {
-    case Kind::kHello:
+    case hub::Kind::kHello:
       return welcome(member, body);
-    case Kind::kContribute:
+    case hub::Kind::kContribute:
       return receive(member, body);
-    case Kind::kState:
+    case hub::Kind::kState:
       return hand_out(member, body);
-    case Kind::kLeave:
+    case hub::Kind::kLeave:
       finished_.insert(member.island);
       member.end = "it has finished";
       return;
@@ -159,7 +158,7 @@ void RoundHub::welcome(Member& member, std::string_view body) {
   const auto model = hub::take<uint64_t>(body);
   if (!model_) model_ = model;
   if (*model_ != model) {
-    send(member, hub::frame(Kind::kRefused, "machine " + std::to_string(island) +
+    send(member, hub::frame(hub::Kind::kRefused, "machine " + std::to_string(island) +
                                                 " has another model, other ranks, or other options of the DiLoCo than "
                                                 "the machine that came first; give all machines the same"));
     options_.tell("machine " + std::to_string(island) + " is refused: its model or its DiLoCo's options differ");
@@ -192,7 +191,7 @@ void RoundHub::hand_out(Member& from, std::string_view body) {
   take += whole.substr(sizeof round);
   for (Member& member : members_) {
     if (member.standing != Standing::kWaiting) continue;
-    send(member, hub::frame(Kind::kTake, take));
+    send(member, hub::frame(hub::Kind::kTake, take));
     for (const auto& [number, result] : since_)
       if (number > round) send(member, result);
     member.standing = Standing::kIn;
@@ -252,7 +251,7 @@ void RoundHub::start_if_all_wait() {
   giver_ = giver->island;
   starts_ = true;
   first_contributed_.reset();
-  send(*giver, hub::frame(Kind::kGive));
+  send(*giver, hub::frame(hub::Kind::kGive));
 }
 
 void RoundHub::close_if_due() {
@@ -296,7 +295,7 @@ void RoundHub::close() {
   put(body, round_);
   put(body, static_cast<int32_t>(giver_));
   put(body, static_cast<int32_t>(took_part.size()));
-  const std::string result = hub::frame(Kind::kResult, body + entries);
+  const std::string result = hub::frame(hub::Kind::kResult, body + entries);
   if (giver_ >= 0) since_.emplace_back(round_, result);
   for (Member& member : members_) {
     if (member.standing == Standing::kIn) send(member, result);
