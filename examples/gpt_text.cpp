@@ -196,7 +196,8 @@ void add_parts(lockstep::Checkpointer& checkpointer, Gpt& net, Model& model, Opt
 template <typename Model>
 void train(const Options& options, const lockstep::Context& context, Gpt& net, Model& model,
            const lockstep::Group& replicas, lockstep::DiLoCo* diloco = nullptr) {
-  lockstep::DataLoader train(part_of(options, 0, 0.9, std::max(1, options.block_length / 4)), context,
+  lockstep::DataLoader train(part_of(options, 0, 0.9, std::max(1, options.block_length / 4)),
+                             lockstep::island_shard(context),
                              {.batch_size = options.batch_size, .shuffle = true, .drop_last = true});
   // All ranks gather a layer, so all run as many batches.
   lockstep::DataLoader valid(part_of(options, 0.9, 1, 0), context,

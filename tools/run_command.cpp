@@ -40,6 +40,7 @@ int run_command(std::vector<std::string> words, const EnvironmentBlock& environm
   const RunRequest request = parse_run_command(
       std::move(words), cores, count_gpus(find_variable(environment, "CUDA_VISIBLE_DEVICES", "-")), environment);
   const EnvironmentBlock ranks_environment = with_variables(environment, request.variables);
+  if (request.help.empty() && request.islands) return hosts::run_islands(*request.islands, ranks_environment);
   if (request.help.empty() && request.hosts) return run_on_several_machines(request, ranks_environment);
   if (request.help.empty() && !request.dry_run) return launch(request.options, ranks_environment);
   std::cout << (request.dry_run ? describe_plan(request.options, ranks_environment) : request.help);

@@ -22,6 +22,7 @@ const char* const kRunUsage =
     "                    [--debugger RANK] [--dry-run]\n"
     "                    [--hosts NODE1:4,NODE2:4 | --hostfile FILE]\n"
     "                    [--launch-command TEMPLATE] [--interface NAME]\n"
+    "                    [--islands MIN] [--round-deadline S]\n"
     "                    [--nnodes M --node-rank R --rendezvous HOST:PORT]\n"
     "                    [--key-file FILE] [--encrypt [--link-port P]]\n"
     "                    [--] PROGRAM [ARGS...]\n";
@@ -62,7 +63,7 @@ class RunFormatter : public HelpFormatter {
 /// The options' values, as written.
 struct Words {
   // Optional, so that an empty text is refused, not taken as absent.
-  std::optional<std::string> ranks, restarts, per_hour, elastic, virtual_ranks;
+  std::optional<std::string> ranks, restarts, per_hour, elastic, virtual_ranks, islands, round_deadline;
   std::string tee = "0", grace = "5", hang_timeout = "300", bind = "none", debugger;
   std::vector<std::string> variables;
   bool ignored = false;
@@ -115,6 +116,14 @@ void add_options(CLI::App& app, RunRequest& request, Words& words) {
   app.add_option("--debugger", words.debugger, "Run this rank under gdb, or else lldb, on the terminal")
       ->type_name("RANK");
   words.hosts.add_to(app);
+  app.add_option("--islands", words.islands,
+                 "With --hosts: each machine is a run of its own, of a program that trains by DiLoCo. The others go on "
+                 "without one that is lost, as long as MIN machines are left")
+      ->type_name("MIN");
+  app.add_option("--round-deadline", words.round_deadline,
+                 "With --islands: seconds after the first machine's contribution to a round until it is closed without "
+                 "those that are missing. Default: it waits for all that live")
+      ->type_name("S");
   app.add_flag("--dry-run", request.dry_run, "Print what each rank would run, and start nothing");
   app.add_flag("--standalone,--no-python", words.ignored, "Accepted because torchrun has them; no effect");
 }
@@ -211,6 +220,38 @@ void read_restarts(const Words& words, LaunchOptions& options) {
     options.max_restarts = kAnyNumber;
 }
 
+/// Makes `request` one of --islands. REQUIRES: its hosts are read.
+void read_islands(const Words& words, RunRequest& request) {
+  if (!request.hosts || !request.hosts->coordinator || request.hosts->coordinator->rendezvous)
+    refuse("--islands needs --hosts or --hostfile, since it starts the machines itself");
+  const std::pair<const char*, bool> others[] = {{"--elastic", words.elastic.has_value()},
+                                                 {"--restarts-per-hour", words.per_hour.has_value()},
+                                                 {"--virtual-ranks", words.virtual_ranks.has_value()},
+                                                 {"--debugger", !words.debugger.empty()},
+                                                 {"--dry-run", request.dry_run},
+                                                 {"--key-file", !request.hosts->key_file.empty()}};
+  for (const auto& [name, given] : others)
+    if (given) refuse(std::string("--islands and ") + name + " cannot be used together; leave one out");
+  const hosts::CoordinatorOptions& on = *request.hosts->coordinator;
+  for (const hosts::Host& host : on.hosts)
+    if (host.slots != on.hosts.front().slots)
+      refuse("--islands needs as many ranks on each machine; " + on.hosts.front().name + " has " +
+             std::to_string(on.hosts.front().slots) + ", and " + host.name + " has " + std::to_string(host.slots));
+  hosts::IslandsOptions& islands = request.islands.emplace();
+  islands.hosts = on.hosts;
+  islands.launch_command = on.launch_command;
+  islands.interface = on.interface;
+  islands.run_dir = request.options.run_dir;
+  islands.command = request.options.command;
+  islands.max_restarts = request.options.max_restarts;
+  islands.least = parse_number("--islands", *words.islands, 1, static_cast<int>(on.hosts.size()));
+  if (words.round_deadline) islands.round_deadline = parse_seconds("--round-deadline", *words.round_deadline, false);
+  islands.run_options = {"--grace", words.grace, "--hang-timeout", words.hang_timeout, "--bind", words.bind,
+                         "--tee",   words.tee};
+  for (const std::string& variable : words.variables) islands.run_options.insert(islands.run_options.end(), {"--env", variable});
+  request.hosts.reset();
+}
+
 void read_words(const Words& words, int usable_cores, int gpus, const EnvironmentBlock& environment,
                 RunRequest& request) {
   LaunchOptions& options = request.options;
@@ -245,6 +286,8 @@ void read_words(const Words& words, int usable_cores, int gpus, const Environmen
         parse_number("--virtual-ranks", *words.virtual_ranks, std::max(options.ranks, most), kMaxVirtualRanks);
     request.variables.push_back("LOCKSTEP_VIRTUAL_RANKS=" + std::to_string(count));
   }
+  if (words.islands) return read_islands(words, request);
+  if (words.round_deadline) refuse("--round-deadline belongs to --islands; leave it out, or give both");
   if (words.debugger.empty()) return;
   options.debugged_rank = parse_number("--debugger", words.debugger, 0, options.ranks - 1);
   options.hang_timeout = kNever;

@@ -2,6 +2,8 @@
 
 #include <cstdlib>
 
+#include "base/island_variables.h"
+
 namespace lockstep {
 namespace {
 
@@ -60,6 +62,10 @@ Environment Environment::from_process() {
       .lockstep_nightly = read("LOCKSTEP_NIGHTLY"),
       .lockstep_fuzz_seed = read("LOCKSTEP_FUZZ_SEED"),
   };
+}
+
+IslandVariables IslandVariables::from_process() {
+  return {.lockstep_island = read("LOCKSTEP_ISLAND"), .lockstep_island_key = read("LOCKSTEP_ISLAND_KEY")};
 }
 
 }  // namespace lockstep

@@ -104,6 +104,15 @@ std::vector<std::string> names_of(const NamedTensors& tensors) {
   return names;
 }
 
+void check_for_islands(const diloco::Machines& machines, const DiLoCoOptions& options) {
+  TORCH_CHECK(machines.count() == 1, "DiLoCo: under --islands each machine is a run of its own, and this group has ",
+              machines.count(), " machines; start one of --islands and several machines in a run");
+  TORCH_CHECK(options.fragments == 1, "DiLoCo: fragments is ", options.fragments,
+              ", and --islands supports 1 alone; leave fragments out, or --islands");
+  TORCH_CHECK(options.overlap_steps == 0, "DiLoCo: overlap_steps is ", options.overlap_steps,
+              ", and --islands supports 0 alone; leave overlap_steps out, or --islands");
+}
+
 bool any(const std::vector<bool>& flags) { return std::find(flags.begin(), flags.end(), true) != flags.end(); }
 
 }  // namespace
@@ -124,7 +133,9 @@ DiLoCo::State::State(Replica& of, const Group& group, DiLoCoOptions given)
   for (const OuterFragment& fragment : fragments_) fragment.check_optimizer();
   // The address stays the model's own while there is a weak pointer to it.
   claim_.emplace(model_.alive.get());
-  stats.rounds_by_machine.assign(static_cast<size_t>(machines_.count()), 0);
+  islands_ = diloco::Islands::of_environment(machines_.here());
+  if (islands_) check_for_islands(machines_, options_);
+  stats.rounds_by_machine.assign(static_cast<size_t>(islands_ ? islands_->count() : machines_.count()), 0);
 
   std::vector<at::Tensor> others;
   SetTensors set;
@@ -277,6 +288,7 @@ void DiLoCo::State::write(const OuterFragment& fragment, double keep) {
 bool DiLoCo::State::step() {
   check_usable();
   note_frozen();
+  if (islands_) return step_among_islands();
   const int64_t now = ++stats.steps;
   bool has_set = false;
   for (Round& round : under_way_)
@@ -303,6 +315,7 @@ bool DiLoCo::State::step() {
 void DiLoCo::State::finish() {
   check_usable();
   note_frozen();
+  if (islands_) return finish_among_islands();
   while (!under_way_.empty()) {
     Round round = std::move(under_way_.front());
     under_way_.pop_front();

@@ -12,6 +12,7 @@
 #include "data_parallel/replica_state.h"
 #include "diloco/claim.h"
 #include "diloco/exchange.h"
+#include "diloco/islands.h"
 #include "diloco/machines.h"
 #include "diloco/outer_fragment.h"
 
@@ -61,6 +62,11 @@ struct DiLoCo::State {
   /// Sets the fragment's parameters from the outer copy. Every rank of the machine calls it.
   void write(const diloco::OuterFragment& fragment, double keep);
   void average_buffers() const;
+
+  /// The rounds among machines that come and go (island_rounds.cpp).
+  class AmongIslands;
+  bool step_among_islands();
+  void finish_among_islands();
   /// This machine, the number of machines, this rank's slice or -1, the number of slices.
   std::vector<int64_t> place() const;
   /// Throws Error if a saved state is of another place or model.
@@ -80,7 +86,9 @@ struct DiLoCo::State {
   std::vector<diloco::OuterFragment> fragments_;
   std::vector<std::optional<int32_t>> frozen_;  ///< by fragment: a parameter that a step saw frozen
   std::deque<Round> under_way_;
-  int64_t saved_at_ = 0;  ///< the step of the last state_dict()
+  int64_t saved_at_ = 0;                      ///< the step of the last state_dict()
+  std::unique_ptr<diloco::Islands> islands_;  ///< null without `lockstep run --islands`
+  int64_t turn_at_ = 0;                       ///< with islands_: the step of the next round
 };
 
 }  // namespace lockstep

@@ -190,6 +190,7 @@ void DiLoCo::State::load_state_dict(const StateDict& state) {
   under_way_ = std::move(rounds);
   frozen_.assign(fragments_.size(), std::nullopt);
   stats.steps = steps;
+  if (islands_) islands_->leave();  // step() gets the outer state that the other machines have now
 }
 
 void DiLoCo::State::load_from_ranks(const std::vector<StateDict>& ranks) {

@@ -57,7 +57,7 @@ HEADERS = {
     "context": "context device heartbeat mpi program rank_zero",
     "data_parallel": "assert_equal distributed_data_parallel distributed_data_parallel_options kept_memory replica",
     "optim": "elementwise_optimizers sharded_model stepper zero_redundancy_optimizer",
-    "diloco": "diloco",
+    "diloco": "diloco island",
     "fully_sharded": "fully_sharded_data_parallel memory_estimate sharded_initialization sharded_unit",
     "pipeline": "pipeline",
     "run_log": "run_log summary_writer",

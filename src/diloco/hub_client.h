@@ -1,0 +1,69 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "base/file_descriptor.h"
+#include "base/hub_frame.h"
+
+namespace lockstep::diloco {
+
+/// Where a machine finds the hub of its run's rounds: LOCKSTEP_ISLAND is "number/of@address:port,address:port", and
+/// LOCKSTEP_ISLAND_KEY the run's key.
+struct HubPlace {
+  int island = 0, islands = 1;
+  std::string endpoints, key;
+
+  /// Empty if the run was not started with --islands. Throws Error if the variables cannot be read.
+  static std::optional<HubPlace> of_environment();
+};
+
+/// A machine's connection to the hub (hosts/round_hub.h). Used by one thread; its own threads receive, say that the
+/// machine lives, and send a state in the background.
+class HubClient {
+ public:
+  explicit HubClient(HubPlace place) : place_(std::move(place)) {}
+  ~HubClient() { disconnect(); }
+  HubClient(const HubClient&) = delete;
+  HubClient& operator=(const HubClient&) = delete;
+
+  const HubPlace& place() const { return place_; }
+
+  struct Message {
+    hub::Kind kind;
+    std::string body;
+  };
+  /// Connects, and returns the hub's kGive or kTake. Throws Error if the hub is not there, or refuses the machine.
+  Message join(int64_t steps, uint64_t model);
+  /// Sends a kState in the background.
+  void give(std::string body);
+  /// The results that have come, or else that of the round to which it contributes `body`. Empty: the connection is
+  /// lost.
+  std::deque<std::string> contribute(const std::string& body);
+  void leave();
+
+ private:
+  void connect();
+  void disconnect();
+  bool send(std::string_view frame);
+  void receive();
+  void beat();
+  /// Empty: the connection is lost.
+  std::optional<Message> next();
+
+  const HubPlace place_;
+  FileDescriptor socket_;
+  std::mutex sending_, mutex_;
+  std::condition_variable came_;
+  std::deque<Message> received_;
+  bool lost_ = true, ends_ = false;
+  std::thread receiver_, beats_, giver_;
+};
+
+}  // namespace lockstep::diloco
