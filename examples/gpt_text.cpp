@@ -211,8 +211,10 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
       optimizer, lockstep::warm_up(rising, lockstep::cosine_annealing_lr(std::max<int64_t>(1, steps - rising))));
   std::optional<lockstep::Checkpointer> checkpointer;
   if (!options.folder.empty()) {
+    // Machines of `lockstep run --islands` have a folder each.
+    const std::string own = "/machine_" + std::to_string(lockstep::island().number);
     checkpointer.emplace(
-        options.folder, context.group(),
+        lockstep::island().count > 1 ? options.folder + own : options.folder, context.group(),
         lockstep::CheckpointerOptions{
             .every_minutes = 10, .higher_is_better = false, .memory_every_n_steps = options.memory_every});
     add_parts(*checkpointer, net, model, optimizer, diloco);

@@ -22,7 +22,7 @@ const char* const kRunUsage =
     "                    [--debugger RANK] [--dry-run]\n"
     "                    [--hosts NODE1:4,NODE2:4 | --hostfile FILE]\n"
     "                    [--launch-command TEMPLATE] [--interface NAME]\n"
-    "                    [--islands MIN] [--round-deadline S]\n"
+    "                    [--islands [--elastic MIN] [--round-deadline S]]\n"
     "                    [--nnodes M --node-rank R --rendezvous HOST:PORT]\n"
     "                    [--key-file FILE] [--encrypt [--link-port P]]\n"
     "                    [--] PROGRAM [ARGS...]\n";
@@ -63,10 +63,10 @@ class RunFormatter : public HelpFormatter {
 /// The options' values, as written.
 struct Words {
   // Optional, so that an empty text is refused, not taken as absent.
-  std::optional<std::string> ranks, restarts, per_hour, elastic, virtual_ranks, islands, round_deadline;
+  std::optional<std::string> ranks, restarts, per_hour, elastic, virtual_ranks, round_deadline;
   std::string tee = "0", grace = "5", hang_timeout = "300", bind = "none", debugger;
   std::vector<std::string> variables;
-  bool ignored = false;
+  bool islands = false, ignored = false;
   HostsOptions hosts;
 };
 
@@ -116,10 +116,9 @@ void add_options(CLI::App& app, RunRequest& request, Words& words) {
   app.add_option("--debugger", words.debugger, "Run this rank under gdb, or else lldb, on the terminal")
       ->type_name("RANK");
   words.hosts.add_to(app);
-  app.add_option("--islands", words.islands,
-                 "With --hosts: each machine is a run of its own, of a program that trains by DiLoCo. The others go on "
-                 "without one that is lost, as long as MIN machines are left")
-      ->type_name("MIN");
+  app.add_flag("--islands", words.islands,
+               "With --hosts: each machine is a run of its own, of a program that trains by DiLoCo. With --elastic MIN the "
+               "others go on without one that is lost, as long as MIN machines are left, and it comes back");
   app.add_option("--round-deadline", words.round_deadline,
                  "With --islands: seconds after the first machine's contribution to a round until it is closed without "
                  "those that are missing. Default: it waits for all that live")
@@ -212,7 +211,7 @@ Binding parse_binding(const std::string& text) {
 
 void read_restarts(const Words& words, LaunchOptions& options) {
   std::optional<std::string> per_hour = words.per_hour;
-  if (options.elastic && !words.restarts && !per_hour) per_hour = kElasticRestartsPerHour;
+  if (words.elastic && !words.restarts && !per_hour) per_hour = kElasticRestartsPerHour;
   if (per_hour) options.restarts_per_hour = parse_number("--restarts-per-hour", *per_hour, 0, kMaxRestarts);
   if (words.restarts)
     options.max_restarts = parse_number("--max-restarts", *words.restarts, 0, kMaxRestarts);
@@ -224,38 +223,38 @@ void read_restarts(const Words& words, LaunchOptions& options) {
 void read_islands(const Words& words, RunRequest& request) {
   if (!request.hosts || !request.hosts->coordinator || request.hosts->coordinator->rendezvous)
     refuse("--islands needs --hosts or --hostfile, since it starts the machines itself");
-  const std::pair<const char*, bool> others[] = {{"--elastic", words.elastic.has_value()},
-                                                 {"--restarts-per-hour", words.per_hour.has_value()},
-                                                 {"--virtual-ranks", words.virtual_ranks.has_value()},
-                                                 {"--debugger", !words.debugger.empty()},
+  const hosts::CoordinatorOptions& on = *request.hosts->coordinator;
+  const std::pair<const char*, bool> others[] = {{"--virtual-ranks", words.virtual_ranks.has_value()},
                                                  {"--dry-run", request.dry_run},
+                                                 {"--link-port", on.link_port != 0},
                                                  {"--key-file", !request.hosts->key_file.empty()}};
   for (const auto& [name, given] : others)
     if (given) refuse(std::string("--islands and ") + name + " cannot be used together; leave one out");
-  const hosts::CoordinatorOptions& on = *request.hosts->coordinator;
   for (const hosts::Host& host : on.hosts)
     if (host.slots != on.hosts.front().slots)
       refuse("--islands needs as many ranks on each machine; " + on.hosts.front().name + " has " +
              std::to_string(on.hosts.front().slots) + ", and " + host.name + " has " + std::to_string(host.slots));
+  const int count = static_cast<int>(on.hosts.size());
   hosts::IslandsOptions& islands = request.islands.emplace();
-  islands.hosts = on.hosts;
-  islands.launch_command = on.launch_command;
-  islands.interface = on.interface;
+  islands.machines = on;
   islands.run_dir = request.options.run_dir;
   islands.command = request.options.command;
   islands.max_restarts = request.options.max_restarts;
-  islands.least = parse_number("--islands", *words.islands, 1, static_cast<int>(on.hosts.size()));
+  islands.restarts_per_hour = request.options.restarts_per_hour;
+  islands.goes_on_without = words.elastic.has_value();
+  islands.least = words.elastic ? parse_number("--elastic", *words.elastic, 1, count) : count;
   if (words.round_deadline) islands.round_deadline = parse_seconds("--round-deadline", *words.round_deadline, false);
   islands.run_options = {"--grace", words.grace, "--hang-timeout", words.hang_timeout, "--bind", words.bind,
                          "--tee",   words.tee};
-  for (const std::string& variable : words.variables) islands.run_options.insert(islands.run_options.end(), {"--env", variable});
+  for (const std::string& variable : words.variables)
+    islands.run_options.insert(islands.run_options.end(), {"--env", variable});
   request.hosts.reset();
 }
 
 void read_words(const Words& words, int usable_cores, int gpus, const EnvironmentBlock& environment,
                 RunRequest& request) {
   LaunchOptions& options = request.options;
-  if (words.elastic) options.elastic = parse_range("--elastic", *words.elastic);
+  if (words.elastic && !words.islands) options.elastic = parse_range("--elastic", *words.elastic);
   const int most = options.elastic ? options.elastic->max : 1;
   const bool on_hosts = words.hosts.asked_for(environment);
   const int without = on_hosts ? 1 : most;  // on each machine

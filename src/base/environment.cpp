@@ -65,7 +65,7 @@ Environment Environment::from_process() {
 }
 
 IslandVariables IslandVariables::from_process() {
-  return {.lockstep_island = read("LOCKSTEP_ISLAND"), .lockstep_island_key = read("LOCKSTEP_ISLAND_KEY")};
+  return {.lockstep_island = read("LOCKSTEP_ISLAND")};
 }
 
 }  // namespace lockstep

@@ -7,8 +7,7 @@ namespace lockstep {
 
 /// What `lockstep run --islands` sets, as found in the process's environment.
 struct IslandVariables {
-  std::optional<std::string> lockstep_island;      ///< number/of@address:port,address:port of the hub
-  std::optional<std::string> lockstep_island_key;  ///< the run's key
+  std::optional<std::string> lockstep_island;  ///< number/of@name of the agent's socket
 
   static IslandVariables from_process();
 };

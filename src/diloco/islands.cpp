@@ -1,5 +1,7 @@
 #include "diloco/islands.h"
 
+#include <atomic>
+
 #include <lockstep/error.h>
 #include <lockstep/island.h>
 
@@ -9,10 +11,10 @@
 namespace lockstep::diloco {
 namespace {
 
-
+std::atomic<bool> asked_for_shard{false};
 
 /// Each with its length before it.
-std::string together(const std::vector<std::string>& parts) {
+std::string put_together(const std::vector<std::string>& parts) {
   std::string text;
   for (const std::string& part : parts) {
     hub::put(text, static_cast<uint64_t>(part.size()));
@@ -22,7 +24,9 @@ std::string together(const std::vector<std::string>& parts) {
 }
 
 IslandRound read_round(std::string_view body) {
-  IslandRound round{.number = hub::take<int64_t>(body), .giver = hub::take<int32_t>(body)};
+  IslandRound round;
+  round.number = hub::take<int64_t>(body);
+  round.giver = hub::take<int32_t>(body);
   const auto count = hub::take<int32_t>(body);
   for (int i = 0; i < count; ++i) {
     const auto island = hub::take<int32_t>(body);
@@ -31,7 +35,15 @@ IslandRound read_round(std::string_view body) {
   return round;
 }
 
+std::vector<IslandRound> read_rounds(std::string_view text) {
+  std::vector<IslandRound> rounds;
+  while (!text.empty()) rounds.push_back(read_round(hub::take_bytes(text)));
+  return rounds;
+}
+
 }  // namespace
+
+bool has_asked_for_island_shard() { return asked_for_shard; }
 
 Islands::Islands(HubPlace place, const Group& here) : here_(here), place_(std::move(place)) {
   if (here_.rank() == 0) client_ = std::make_unique<HubClient>(place_);
@@ -43,24 +55,36 @@ std::unique_ptr<Islands> Islands::of_environment(const Group& here) {
   return std::unique_ptr<Islands>(new Islands(std::move(*place), here));
 }
 
-Islands::Joined Islands::join(int64_t steps, uint64_t model) {
+template <typename Speak>
+std::string Islands::on_all(const Speak& speak) const {
+  constexpr char kSaid = 's', kFailed = 'f';
   std::string text;
   if (leads()) {
     try {
-      HubClient::Message message = client_->join(steps, model);
-      text = static_cast<char>(message.kind) + std::move(message.body);
-    } catch (const Error& error) {
-      text = static_cast<char>(hub::Kind::kRefused) + std::string(error.what());
+      text = kSaid + speak();
+    } catch (const std::exception& error) {
+      text = kFailed + std::string(error.what());
     }
   }
-  const OperationLabel label("a machine's way into the rounds of DiLoCo");
   text = here_.broadcast_bytes(text);
+  if (text.front() == kFailed) throw Error(text.substr(1));
+  return text.substr(1);
+}
+
+Islands::Joined Islands::join(int64_t round, uint64_t model) {
+  const OperationLabel label("a machine's way into the rounds of DiLoCo");
+  const std::string text = on_all([&] {
+    HubClient::Message message = client_->join(round, model);
+    return static_cast<char>(message.kind) + std::move(message.body);
+  });
   std::string_view rest = text;
-  const auto kind = hub::take<hub::Kind>(rest);
-  if (kind == hub::Kind::kRefused) throw Error(std::string(rest));
   is_in_ = true;
-  if (kind == hub::Kind::kGive) return {};
-  Joined joined{.round = hub::take<int64_t>(rest), .starts = hub::take<uint8_t>(rest) != 0};
+  if (hub::take<hub::Kind>(rest) == hub::Kind::kGive) return {};
+  Joined joined;
+  joined.round = hub::take<int64_t>(rest);
+  joined.starts = hub::take<uint8_t>(rest) != 0;
+  joined.counted_step = hub::take<int64_t>(rest);
+  joined.counted_round = hub::take<int64_t>(rest);
   joined.state = std::string(rest);
   return joined;
 }
@@ -71,7 +95,7 @@ void Islands::give(int64_t round, const std::string& own_slice) {
   if (!leads()) return;
   std::string body;
   hub::put(body, round);
-  client_->give(body + together(slices));
+  client_->give(body + put_together(slices));
 }
 
 std::string Islands::slice_of(const std::string& state) const {
@@ -80,38 +104,45 @@ std::string Islands::slice_of(const std::string& state) const {
   return std::string(hub::take_bytes(rest));
 }
 
-std::vector<IslandRound> Islands::contribute(int64_t round, bool takes_part, uint64_t outer,
-                                             const std::string& own_slice, std::string& text) {
+std::vector<IslandRound> Islands::contribute(const Contribution& own, const std::string& own_slice,
+                                             std::string& text) {
   const OperationLabel label("a round of DiLoCo");
-  std::string own;
-  hub::put(own, outer);
-  const std::vector<std::string> slices = here_.gather_bytes(own + own_slice);
-  text.clear();
-  if (leads()) {
-    std::string body;
-    hub::put(body, round);
-    hub::put(body, static_cast<uint8_t>(takes_part ? 1 : 0));
-    std::string numbers;
-    uint64_t all = Hash::kStart;
+  std::string head;
+  hub::put(head, own.outer);
+  const std::vector<std::string> slices = here_.gather_bytes(head + own_slice);
+  text = on_all([&] {
+    std::string body, numbers;
+    uint64_t outer = Hash::kStart;
     for (std::string_view slice : slices) {
-      all = Hash::mixed(all, hub::take<uint64_t>(slice));
+      outer = Hash::mixed(outer, hub::take<uint64_t>(slice));
       numbers += slice;
     }
-    hub::put(body, all);
-    body += numbers;
-    const auto results = client_->contribute(body);
-    text = together({results.begin(), results.end()});
-  }
-  text = here_.broadcast_bytes(text);
-  std::vector<IslandRound> rounds;
-  for (std::string_view rest = text; !rest.empty();) rounds.push_back(read_round(hub::take_bytes(rest)));
+    hub::put(body, own.round);
+    hub::put(body, own.step);
+    hub::put(body, static_cast<uint8_t>(own.takes_part ? 1 : 0));
+    hub::put(body, outer);
+    const auto results = client_->contribute(body + numbers);
+    return put_together({results.begin(), results.end()});
+  });
+  std::vector<IslandRound> rounds = read_rounds(text);
   is_in_ = !rounds.empty();
   return rounds;
+}
+
+std::vector<IslandRound> Islands::results(std::string& text) {
+  const OperationLabel label("a round of DiLoCo");
+  text = on_all([&] {
+    const auto results = client_->results();
+    return (client_->is_lost() ? "l" : "c") + put_together({results.begin(), results.end()});
+  });
+  is_in_ = text.front() == 'c';
+  return read_rounds(std::string_view(text).substr(1));
 }
 
 void Islands::leave() {
   if (leads()) client_->leave();
   is_in_ = false;
+  has_left_ = true;
 }
 
 }  // namespace lockstep::diloco
@@ -124,6 +155,7 @@ Island island() {
 }
 
 Shard island_shard(const Context& context) {
+  diloco::asked_for_shard = true;
   const Island own = island();
   Shard shard(context);
   shard.rank += own.number * context.world_size();

@@ -104,15 +104,6 @@ std::vector<std::string> names_of(const NamedTensors& tensors) {
   return names;
 }
 
-void check_for_islands(const diloco::Machines& machines, const DiLoCoOptions& options) {
-  TORCH_CHECK(machines.count() == 1, "DiLoCo: under --islands each machine is a run of its own, and this group has ",
-              machines.count(), " machines; start one of --islands and several machines in a run");
-  TORCH_CHECK(options.fragments == 1, "DiLoCo: fragments is ", options.fragments,
-              ", and --islands supports 1 alone; leave fragments out, or --islands");
-  TORCH_CHECK(options.overlap_steps == 0, "DiLoCo: overlap_steps is ", options.overlap_steps,
-              ", and --islands supports 0 alone; leave overlap_steps out, or --islands");
-}
-
 bool any(const std::vector<bool>& flags) { return std::find(flags.begin(), flags.end(), true) != flags.end(); }
 
 }  // namespace
@@ -134,19 +125,23 @@ DiLoCo::State::State(Replica& of, const Group& group, DiLoCoOptions given)
   // The address stays the model's own while there is a weak pointer to it.
   claim_.emplace(model_.alive.get());
   islands_ = diloco::Islands::of_environment(machines_.here());
-  if (islands_) check_for_islands(machines_, options_);
+  if (islands_) check_for_islands();
   stats.rounds_by_machine.assign(static_cast<size_t>(islands_ ? islands_->count() : machines_.count()), 0);
 
-  std::vector<at::Tensor> others;
   SetTensors set;
-  for (const auto& one : model_.attached.known()) {
-    set.insert(one.tensor.unsafeGetTensorImpl());
-    if (!one.followed) others.push_back(one.tensor);
-  }
-  for (const auto& [name, buffer] : model_.attached.buffers()) others.push_back(buffer);
-  if (!others.empty() && group.world_size() > 1) broadcast_weights(group, others, /*root=*/0);
+  for (const auto& one : model_.attached.known()) set.insert(one.tensor.unsafeGetTensorImpl());
+  const auto equal = others();
+  if (!equal.empty() && group.world_size() > 1) broadcast_weights(group, equal, /*root=*/0);
   for (const OuterFragment& fragment : fragments_) write(fragment, /*keep=*/0);
   notify_broadcast(set);
+}
+
+std::vector<at::Tensor> DiLoCo::State::others() const {
+  std::vector<at::Tensor> others;
+  for (const auto& one : model_.attached.known())
+    if (!one.followed) others.push_back(one.tensor);
+  for (const auto& [name, buffer] : model_.attached.buffers()) others.push_back(buffer);
+  return others;
 }
 
 std::vector<OuterFragment> DiLoCo::State::make_fragments() {

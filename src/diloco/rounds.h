@@ -67,6 +67,9 @@ struct DiLoCo::State {
   class AmongIslands;
   bool step_among_islands();
   void finish_among_islands();
+  void check_for_islands() const;
+  /// Parameters that are not trained, and buffers.
+  std::vector<at::Tensor> others() const;
   /// This machine, the number of machines, this rank's slice or -1, the number of slices.
   std::vector<int64_t> place() const;
   /// Throws Error if a saved state is of another place or model.
@@ -89,6 +92,7 @@ struct DiLoCo::State {
   int64_t saved_at_ = 0;                      ///< the step of the last state_dict()
   std::unique_ptr<diloco::Islands> islands_;  ///< null without `lockstep run --islands`
   int64_t turn_at_ = 0;                       ///< with islands_: the step of the next round
+  int64_t repeats_until_ = 0;                 ///< with islands_: the step up to which the outer copy has its work
 };
 
 }  // namespace lockstep

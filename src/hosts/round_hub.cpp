@@ -1,325 +1,341 @@
 #include "hosts/round_hub.h"
 
-#include <sys/socket.h>
-
 #include <algorithm>
-#include <array>
-#include <cerrno>
+
+#include "base/hash.h"
 
 namespace lockstep::hosts {
 namespace {
 
-using hub::put;
+constexpr size_t kMostJoinBytes = 4096;
+/// Between two ticks of a hub that runs. After longer ones its machine was stopped or busy, and messages wait.
+constexpr std::chrono::milliseconds kLongTick{300};
 
-constexpr std::chrono::seconds kHelloTime(3);
-constexpr size_t kMostStrangers = 64;
-
-/// In a time that does not depend on where they differ.
-bool same_key(std::string_view one, std::string_view other) {
-  unsigned different = one.size() == other.size() ? 0 : 1;
-  for (size_t i = 0; i < std::min(one.size(), other.size()); ++i)
-    different |= static_cast<unsigned>(static_cast<unsigned char>(one[i]) ^ static_cast<unsigned char>(other[i]));
-  return different == 0;
-}
-
-std::string text_of(const std::set<int>& islands) {
+std::string list_of(const std::set<int>& islands) {
   std::string text;
   for (const int island : islands) text += (text.empty() ? "" : ", ") + std::to_string(island);
   return text;
 }
 
-}  // namespace
+std::string machine(int island) { return "machine " + std::to_string(island); }
 
-RoundHub::RoundHub(const std::vector<std::string>& addresses, Options options) : options_(std::move(options)) {
-  for (const std::string& address : addresses) listeners_.push_back(listen_on(address, 0));
-}
-
-std::string RoundHub::endpoints() const {
-  std::string text;
-  for (const Listener& one : listeners_) text += (text.empty() ? "" : ",") + one.endpoint.text();
+std::string digits_of(uint64_t hash) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
   return text;
 }
 
+std::string seconds_text(Clock::duration time) { return std::to_string(std::chrono::duration<double>(time).count()); }
+
+/// A text of ours between quotation marks.
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    result += c;
+  }
+  return result + '"';
+}
+
+}  // namespace
+
+void RoundHub::admit(int island, std::unique_ptr<Channel> channel) {
+  if (const auto before = members_.find(island); before != members_.end()) {
+    leave_rounds(island, before->second, "its agent has connected again");
+    before->second.channel->close("its agent has connected again");
+    members_.erase(before);
+  }
+  members_[island].channel = std::move(channel);
+}
+
 void RoundHub::watch(PollSet& polled) {
-  for (const Listener& listener : listeners_)
-    polled.add(listener.socket.get(), POLLIN, [this, fd = listener.socket.get()](const pollfd&) { accept_from(fd); });
-  for (Member& member : members_) {
-    const bool has_output = member.written < member.out.size();
-    polled.add(member.socket.get(), static_cast<short>(POLLIN | (has_output ? POLLOUT : 0)),
-               [this, &member](const pollfd& ready) {
-                 if ((ready.revents & POLLOUT) != 0) write(member);
-                 if ((ready.revents & ~POLLOUT) != 0) read(member);
-               });
-  }
+  for (auto& [island, member] : members_)
+    if (member.channel->state() != Channel::State::kClosed)
+      polled.add(member.channel->fd(), member.channel->events(),
+                 [channel = member.channel.get()](const pollfd&) { channel->act(); });
 }
 
-void RoundHub::accept_from(int listener) {
-  FileDescriptor socket(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  const auto strangers = std::count_if(members_.begin(), members_.end(),
-                                       [](const Member& one) { return one.standing == Standing::kStranger; });
-  if (!socket || static_cast<size_t>(strangers) >= kMostStrangers) return;
-  members_.emplace_back().socket = std::move(socket);
+void RoundHub::send(Member& member, hub::Kind kind, std::string_view body) {
+  member.channel->send_bytes(static_cast<uint8_t>(kind), body);
 }
 
-void RoundHub::read(Member& member) {
-  std::array<char, 1 << 16> piece;
-  for (int i = 0; i < 64 && member.end.empty(); ++i) {
-    const ssize_t count = ::recv(member.socket.get(), piece.data(), piece.size(), 0);
-    if (count < 0 && (errno == EAGAIN || errno == EINTR)) break;
-    if (count <= 0) {
-      member.end = "its connection ended";
-      return;
-    }
-    member.heard = Clock::now();
-    member.in.append(piece.data(), static_cast<size_t>(count));
-    if (member.standing == Standing::kStranger && member.in.size() > hub::kMostHelloBytes) member.end = "no hello";
-  }
-  size_t at = 0;
-  while (member.end.empty() && member.in.size() - at >= hub::kHeadBytes) {
-    std::string_view rest = std::string_view(member.in).substr(at);
-    const auto size = hub::take<uint32_t>(rest);
-    const auto kind = hub::take<hub::Kind>(rest);
-    if (size > hub::kMostBytes) member.end = "its message is too long";
-    if (rest.size() < size) break;
-    handle(member, kind, rest.substr(0, size));
-    at += hub::kHeadBytes + size;
-  }
-  member.in.erase(0, at);
+void RoundHub::send_to_all(Kind kind, const Over& over) {
+  for (auto& [island, member] : members_)
+    kind == Kind::kOver ? member.channel->send(kind, over) : member.channel->send(kind);
 }
 
-void RoundHub::write(Member& member) {
-  while (member.written < member.out.size()) {
-    const ssize_t count = ::send(member.socket.get(), member.out.data() + member.written,
-                                 member.out.size() - member.written, MSG_NOSIGNAL);
-    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (count < 0) {
-      member.end = "its connection ended";
-      return;
-    }
-    member.written += static_cast<size_t>(count);
-  }
-  member.out.clear();
-  member.written = 0;
+int RoundHub::count(Standing standing) const {
+  return static_cast<int>(std::count_if(members_.begin(), members_.end(),
+                                        [&](const auto& one) { return one.second.standing == standing; }));
 }
 
-void RoundHub::send(Member& member, const std::string& frame) {
-  member.out += frame;
-  write(member);
-}
-
-void RoundHub::handle(Member& member, hub::Kind kind, std::string_view body) {
-  if (member.standing == Standing::kStranger && kind != hub::Kind::kHello) {
-    member.end = "no hello";
-    return;
-  }
+void RoundHub::handle(int island, Member& member, hub::Kind kind, std::string_view body) {
   switch (kind) {
-    case hub::Kind::kHello:
-      return welcome(member, body);
+    case hub::Kind::kJoin:
+      return join(island, member, body);
     case hub::Kind::kContribute:
       return receive(member, body);
     case hub::Kind::kState:
-      return hand_out(member, body);
+      return hand_out(island, member, body);
     case hub::Kind::kLeave:
-      finished_.insert(member.island);
-      member.end = "it has finished";
-      return;
+      known_.finished.insert(island);
+      return leave_rounds(island, member, "it has finished");
+    case hub::Kind::kGone:
+      return leave_rounds(island, member, "its first rank's connection has ended");
     default:
-      return;  // kBeat: it was heard
+      return;  // kAlive: it was heard
   }
 }
 
 void RoundHub::receive(Member& member, std::string_view body) {
   // One that is late, for a round that has closed, keeps what it has learned for the next.
   if (hub::take<int64_t>(body) != round_ + 1 || member.standing != Standing::kIn || member.contributed) return;
+  member.step = hub::take<int64_t>(body);
   member.takes_part = hub::take<uint8_t>(body) != 0;
-  const auto outer = hub::take<uint64_t>(body);
-  if (!first_contributed_) {
-    first_contributed_ = Clock::now();
-    outer_ = outer;
-  }
-  if (outer != *outer_) {
-    member.end = "its outer copy differs from the others'; it gets theirs";
-    return;
-  }
+  member.outer = hub::take<uint64_t>(body);
   member.contributed = true;
   member.bytes = body;
+  open_.last = Clock::now();
+  if (!open_.first) open_.first = open_.last;
 }
 
-void RoundHub::welcome(Member& member, std::string_view body) {
-  const std::string_view key = body.substr(0, std::min(body.size(), hub::kKeyDigits));
-  body.remove_prefix(key.size());
-  const auto island = hub::take<int32_t>(body);
-  if (member.standing != Standing::kStranger || !same_key(key, options_.key) || island < 0 ||
-      island >= options_.islands) {
-    member.end = "no hello";
-    return;
-  }
+void RoundHub::join(int island, Member& member, std::string_view body) {
+  if (member.standing != Standing::kHere) leave_rounds(island, member, "its program has started again");
   member.round = hub::take<int64_t>(body);
   const auto model = hub::take<uint64_t>(body);
-  if (!model_) model_ = model;
-  if (*model_ != model) {
-    send(member, hub::frame(hub::Kind::kRefused, "machine " + std::to_string(island) +
-                                                " has another model, other ranks, or other options of the DiLoCo than "
-                                                "the machine that came first; give all machines the same"));
-    options_.tell("machine " + std::to_string(island) + " is refused: its model or its DiLoCo's options differ");
-    member.end = "it was refused";
-    return;
-  }
-  for (Member& other : members_)
-    if (&other != &member && other.island == island) other.end = "it has connected again";
-  member.island = island;
+  if (!known_.model) known_.model = model;
+  if (*known_.model != model)
+    return refuse(island, member,
+                  "has another model, other ranks, or other options of the DiLoCo than the machine that came first; give "
+                  "all machines the same");
   member.standing = Standing::kWaiting;
-  finished_.erase(island);
-  came_.insert(island);
+  known_.finished.erase(island);
+  known_.came.insert(island);
+  known_.lost[island] = "it gets the outer state";
   if (!first_waits_) first_waits_ = Clock::now();
 }
 
+void RoundHub::refuse(int island, Member& member, const std::string& why) {
+  member.standing = Standing::kHere;
+  known_.lost[island] = why;
+  send(member, hub::Kind::kRefused, machine(island) + " " + why);
+  options_.tell(machine(island) + " is refused: it " + why);
+}
+
 /// The giver's state has come: all that wait for one get it, and the results since.
-void RoundHub::hand_out(Member& from, std::string_view body) {
-  if (from.island != giver_) return;
-  giver_ = -1;
-  const std::string_view whole = body;
+void RoundHub::hand_out(int island, Member& from, std::string_view body) {
+  if (island != giver_.island) return;
   const auto round = hub::take<int64_t>(body);
-  if (starts_) {
-    round_ = round;
+  if (giver_.starts) {
+    if (round < round_)
+      options_.tell("no machine has the outer copy after round " + std::to_string(round_) + " any more; all continue from " +
+                    machine(island) + "'s after round " + std::to_string(round));
+    go_back(round);
     from.standing = Standing::kIn;
-    expected_ = {from.island};
+    known_.lost.erase(island);
+    expected_ = {island};
   }
-  std::string take;
-  put(take, round);
-  put(take, static_cast<uint8_t>(starts_ ? 1 : 0));
-  take += whole.substr(sizeof round);
-  for (Member& member : members_) {
+  for (auto& [number, member] : members_) {
     if (member.standing != Standing::kWaiting) continue;
-    send(member, hub::frame(hub::Kind::kTake, take));
-    for (const auto& [number, result] : since_)
-      if (number > round) send(member, result);
+    std::string take;
+    hub::put(take, round);
+    hub::put(take, static_cast<uint8_t>(giver_.starts ? 1 : 0));
+    hub::put(take, counted(number).step);
+    hub::put(take, counted(number).round);
+    take += body;
+    send(member, hub::Kind::kTake, take);
+    for (const auto& [closed, result] : giver_.since)
+      if (closed > round) send(member, hub::Kind::kResult, result);
     member.standing = Standing::kIn;
-    if (starts_) expected_.insert(member.island);
-    options_.tell("machine " + std::to_string(member.island) + " has the outer state of machine " +
-                  std::to_string(from.island) + " after round " + std::to_string(round));
+    known_.lost.erase(number);
+    if (giver_.starts) expected_.insert(number);
+    if (!giver_.starts)
+      options_.tell(machine(number) + " has the outer state of " + machine(island) + " after round " +
+                    std::to_string(round));
   }
-  starts_ = false;
-  since_.clear();
+  giver_ = {};
   first_waits_.reset();
 }
 
-RoundHub::Member* RoundHub::first_in(Standing standing) {
-  Member* first = nullptr;
-  for (Member& member : members_)
-    if (member.standing == standing && member.end.empty() && (first == nullptr || member.island < first->island))
-      first = &member;
-  return first;
+RoundHub::Counted RoundHub::counted(int island) const {
+  const auto found = counted_.find(island);
+  return found == counted_.end() || found->second.empty() ? Counted{} : found->second.back();
 }
 
-void RoundHub::drop_the_lost() {
-  const auto now = Clock::now();
-  for (Member& member : members_) {
-    const bool stranger = member.standing == Standing::kStranger;
-    if (member.end.empty() && now - member.heard > (stranger ? Clock::duration(kHelloTime) : Clock::duration(kSilence)))
-      member.end = "it was silent for " + std::to_string(kSilence.count()) + " ms";
-    if (member.end.empty() || stranger) continue;
-    // What it has contributed to the open round goes with it.
-    if (member.island == giver_) {
-      giver_ = -1;
-      starts_ = false;
-      since_.clear();
-    }
-    if (!finished_.contains(member.island))
-      options_.tell("machine " + std::to_string(member.island) + " is gone: " + member.end);
+void RoundHub::go_back(int64_t round) {
+  round_ = round;
+  for (auto& [island, all] : counted_) std::erase_if(all, [&](const Counted& one) { return one.round > round; });
+}
+
+void RoundHub::leave_rounds(int island, Member& member, const std::string& why) {
+  const bool was_in = member.standing != Standing::kHere;
+  member.standing = Standing::kHere;
+  // What it has contributed to the open round goes with it.
+  member.contributed = false;
+  member.bytes.clear();
+  if (island == giver_.island) giver_ = {};
+  if (!was_in) return;
+  known_.lost[island] = why;
+  if (!known_.finished.contains(island)) options_.tell(machine(island) + " is left out: " + why);
+}
+
+void RoundHub::drop_the_lost(Clock::time_point now) {
+  for (auto& [island, member] : members_) {
+    if (member.channel->state() == Channel::State::kClosed)
+      member.end = "its channel has ended (" + member.channel->reason() + ")";
+    else if (now - member.channel->last_heard() > kLeftOutAfter)
+      member.end = "it was silent for " + std::to_string(kLeftOutAfter.count()) + " ms";
+    if (member.end.empty()) continue;
+    leave_rounds(island, member, member.end);
+    member.channel->close(member.end);
   }
-  members_.remove_if([](const Member& one) { return !one.end.empty(); });
+  std::erase_if(members_, [](const auto& one) { return !one.second.end.empty(); });
 }
 
-void RoundHub::start_if_all_wait() {
-  if (giver_ >= 0 || first_in(Standing::kIn) != nullptr) return;
+void RoundHub::refuse_the_late() {
+  if (known_.finished.empty() || count(Standing::kIn) > 0 || giver_.island >= 0) return;
+  for (auto& [island, member] : members_)
+    if (member.standing == Standing::kWaiting && member.round < round_)
+      refuse(island, member,
+             "comes when the others have finished, and no machine is left to give the outer copy after round " +
+                 std::to_string(round_) + "; the trained model is on the others");
+}
+
+void RoundHub::start_if_all_wait(Clock::time_point now) {
+  if (giver_.island >= 0 || count(Standing::kIn) > 0) return;
   int waiting = 0;
-  Member* giver = nullptr;
-  for (Member& member : members_) {
+  Member* first = nullptr;
+  for (auto& [island, member] : members_) {
     if (member.standing != Standing::kWaiting) continue;
     ++waiting;
-    const auto place = [](const Member& one) { return std::pair(-one.round, one.island); };
-    if (giver == nullptr || place(member) < place(*giver)) giver = &member;
+    if (first != nullptr && member.round <= first->round) continue;
+    first = &member;
+    giver_.island = island;
   }
-  std::set<int> absent = finished_;
-  absent.insert(gone_.begin(), gone_.end());
+  std::set<int> absent = known_.finished;
+  absent.insert(known_.gone.begin(), known_.gone.end());
   const int all = options_.islands - static_cast<int>(absent.size());
   const int least = std::min(options_.least, std::max(1, all));
-  const bool patient = first_waits_ && Clock::now() - *first_waits_ < options_.patience;
-  if (giver == nullptr || waiting < (patient ? all : least)) return;
-  giver->standing = Standing::kGiving;
-  giver_ = giver->island;
-  starts_ = true;
-  first_contributed_.reset();
-  send(*giver, hub::frame(hub::Kind::kGive));
+  const bool patient = first_waits_ && now - *first_waits_ < options_.patience;
+  if (first == nullptr || waiting < (patient ? all : least)) {
+    giver_ = {};
+    return;
+  }
+  first->standing = Standing::kGiving;
+  giver_.starts = true;
+  open_ = {};
+  send(*first, hub::Kind::kGive);
 }
 
-void RoundHub::close_if_due() {
-  int contributed = static_cast<int>(finished_.size());
-  bool awaited = false, any_expected = false, all = true;
-  for (const Member& member : members_) {
+void RoundHub::close_if_due(Clock::time_point now) {
+  if (!open_.first) return;
+  bool awaited = false, any_expected = false, all = true, any = false;
+  for (const auto& [island, member] : members_) {
     if (member.standing != Standing::kIn) continue;
-    contributed += member.contributed ? 1 : 0;
+    any = any || member.contributed;
     all = all && member.contributed;
-    if (!expected_.contains(member.island)) continue;
+    if (!expected_.contains(island)) continue;
     any_expected = true;
     awaited = awaited || !member.contributed;
   }
-  if (!first_contributed_ || contributed < options_.least) return;
-  const bool late = options_.deadline && Clock::now() - *first_contributed_ > *options_.deadline;
-  if (late || (any_expected ? !awaited : all)) close();
+  if (!any) {
+    open_ = {};
+    return;
+  }
+  const int present = count(Standing::kIn) + count(Standing::kWaiting) + static_cast<int>(known_.finished.size());
+  if (present < options_.least) return;
+  const bool late = options_.deadline && now - *open_.first > *options_.deadline;
+  if (late || (any_expected ? !awaited : all)) close(now);
 }
 
-void RoundHub::close() {
-  ++round_;
-  std::set<int> took_part, contributed;
+void RoundHub::choose_giver(const std::set<int>& from) {
+  if (giver_.island >= 0 || count(Standing::kWaiting) == 0 || from.empty()) return;
+  giver_ = {.island = *from.begin()};
+}
+
+void RoundHub::close(Clock::time_point now) {
+  // Of most of them; the copies of all are the same unless a machine computes other bits.
+  std::map<uint64_t, int> copies;
+  for (const auto& [island, member] : members_)
+    if (member.contributed) ++copies[member.outer];
+  const uint64_t outer = std::max_element(copies.begin(), copies.end(), [](const auto& one, const auto& other) {
+                           return one.second < other.second;
+                         })->first;
+  std::set<int> contributed, took_part;
   std::string entries;
   size_t bytes = 0;
-  // In the order of their numbers, in which all machines add them up.
-  for (int island = 0; island < options_.islands; ++island)
-    for (const Member& member : members_) {
-      if (member.island != island || !member.contributed) continue;
-      contributed.insert(island);
-      if (!member.takes_part) continue;
-      took_part.insert(island);
-      put(entries, static_cast<int32_t>(island));
-      put(entries, static_cast<uint64_t>(member.bytes.size()));
-      entries += member.bytes;
-      bytes += member.bytes.size();
+  for (auto& [island, member] : members_) {
+    if (!member.contributed) continue;
+    if (member.outer != outer) {
+      leave_rounds(island, member, "its outer copy differs from the others'; it gets theirs");
+      member.channel->close(known_.lost[island]);
+      continue;
     }
-  if (giver_ < 0 && first_in(Standing::kWaiting) != nullptr)
-    for (const Member& member : members_)
-      if (member.standing == Standing::kIn && took_part.contains(member.island))
-        if (giver_ < 0 || member.island < giver_) giver_ = member.island, since_.clear();
+    contributed.insert(island);
+    if (!member.takes_part) continue;
+    took_part.insert(island);
+    counted_[island].push_back({round_ + 1, member.step});
+    hub::put(entries, static_cast<int32_t>(island));
+    hub::put(entries, static_cast<uint64_t>(member.bytes.size()));
+    entries += member.bytes;
+    bytes += member.bytes.size();
+  }
+  ++round_;
+  choose_giver(took_part.empty() ? contributed : took_part);
   std::string body;
-  put(body, round_);
-  put(body, static_cast<int32_t>(giver_));
-  put(body, static_cast<int32_t>(took_part.size()));
-  const std::string result = hub::frame(hub::Kind::kResult, body + entries);
-  if (giver_ >= 0) since_.emplace_back(round_, result);
-  for (Member& member : members_) {
-    if (member.standing == Standing::kIn) send(member, result);
+  hub::put(body, round_);
+  hub::put(body, static_cast<int32_t>(giver_.island));
+  hub::put(body, static_cast<int32_t>(took_part.size()));
+  body += entries;
+  if (giver_.island >= 0) giver_.since.emplace_back(round_, body);
+  record(took_part, bytes, digits_of(outer), now);
+  for (auto& [island, member] : members_) {
+    if (member.standing == Standing::kIn) send(member, hub::Kind::kResult, body);
     member.contributed = false;
     member.bytes.clear();
   }
   expected_ = contributed;
-  const auto waited = Clock::now() - *std::exchange(first_contributed_, std::nullopt);
-  options_.record("{\"round\": " + std::to_string(round_) + ", \"outer_before\": " + std::to_string(*outer_) + ", \"took_part\": [" + text_of(took_part) +
-                  "], \"bytes\": " + std::to_string(bytes) + ", \"seconds_open\": " +
-                  std::to_string(std::chrono::duration<double>(waited).count()) + "}");
-  tell_changes(took_part);
+  open_ = {};
 }
 
-void RoundHub::tell_changes(const std::set<int>& took_part) {
-  if (took_part == std::exchange(told_, took_part)) return;
-  options_.tell("round " + std::to_string(round_) + ": machines " + text_of(took_part) + " of " +
-                std::to_string(options_.islands) + " take part");
+void RoundHub::record(const std::set<int>& took_part, size_t bytes, const std::string& outer, Clock::time_point now) {
+  std::string left_out;
+  for (int island = 0; island < options_.islands; ++island) {
+    if (took_part.contains(island)) continue;
+    const auto member = members_.find(island);
+    const auto lost = known_.lost.find(island);
+    std::string why = lost != known_.lost.end() ? lost->second : "it is late";
+    if (member == members_.end() && lost == known_.lost.end()) why = "it has not come";
+    if (member != members_.end() && member->second.contributed) why = "its parameters were not finite";
+    left_out += (left_out.empty() ? "" : ", ") + quoted(std::to_string(island)) + ": " + quoted(why);
+  }
+  options_.record("{\"round\": " + std::to_string(round_) + ", \"took_part\": [" + list_of(took_part) +
+                  "], \"left_out\": {" + left_out + "}, \"bytes\": " + std::to_string(bytes) +
+                  ", \"seconds_open\": " + seconds_text(now - *open_.first) +
+                  ", \"seconds_waited\": " + seconds_text(now - *open_.last) + ", \"outer_before\": " + quoted(outer) +
+                  "}");
+  const std::string who = list_of(took_part) + "; " + left_out;
+  if (who == std::exchange(told_, who)) return;
+  options_.tell("round " + std::to_string(round_) + ": machines " + list_of(took_part) + " of " +
+                std::to_string(options_.islands) + " take part" +
+                (left_out.empty() ? "" : "; left out: " + left_out));
 }
 
-void RoundHub::tick() {
-  drop_the_lost();
-  start_if_all_wait();
-  close_if_due();
+void RoundHub::tick(Clock::time_point now) {
+  if (now - last_tick_ > kLongTick)
+    for (auto& [island, member] : members_) member.channel->forgive(now);
+  last_tick_ = now;
+  for (auto& [island, member] : members_) {
+    // A machine that has not joined has nothing long to say.
+    while (const auto message =
+               member.channel->next(member.standing == Standing::kHere ? kMostJoinBytes : hub::kMostBytes))
+      handle(island, member, static_cast<hub::Kind>(message->kind), message->body);
+    member.channel->beat(now);
+  }
+  drop_the_lost(now);
+  refuse_the_late();
+  start_if_all_wait(now);
+  close_if_due(now);
 }
 
 }  // namespace lockstep::hosts
