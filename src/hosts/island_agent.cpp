@@ -28,9 +28,9 @@ constexpr std::chrono::milliseconds kAliveEvery(150);
 /// For the coordinator to be reached again; then its run is over.
 constexpr std::chrono::seconds kReachAgain(10);
 /// From telling the ranks that the run is over until they are killed.
-constexpr std::chrono::seconds kLastTime(8);
+constexpr std::chrono::seconds kTimeToEnd(8);
 /// Bytes of this machine's under way to the hub, above which no more are taken from the rank.
-constexpr size_t kMostQueued = 32 << 20;
+constexpr size_t kMostFromRank = 32 << 20;
 
 /// Whether the process at the other end belongs to this user.
 bool is_ours(int socket) {
@@ -154,7 +154,7 @@ void IslandAgent::poll_once() {
   // An earlier rank's end must be told before the next one's words.
   if (!rank_) polled.add(listener_.socket.get(), POLLIN, [this](const pollfd&) { accept_rank(); });
   if (rank_) {
-    const bool reads = channel_->queued() < kMostQueued;
+    const bool reads = channel_->queued() < kMostFromRank;
     const auto events = static_cast<short>((reads ? POLLIN : 0) | (rank_->queued() > 0 ? POLLOUT : 0));
     polled.add(rank_->fd(), events, [this](const pollfd& ready) { rank_->act(ready.revents); });
   }
@@ -275,7 +275,7 @@ void IslandAgent::reach_again() {
 }
 
 void IslandAgent::end_ranks(const std::string& why) {
-  const Deadline deadline(kLastTime);
+  const Deadline deadline(kTimeToEnd);
   // Those that wait for a round get an error that says why. Others are asked to save, and killed in the end.
   if (program_) program_->signal_group(SIGTERM);
   bool told = false;

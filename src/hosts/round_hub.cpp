@@ -17,7 +17,7 @@ std::string list_of(const std::set<int>& islands) {
   return text;
 }
 
-std::string machine(int island) { return "machine " + std::to_string(island); }
+std::string name_of_machine(int island) { return "machine " + std::to_string(island); }
 
 std::string digits_of(uint64_t hash) {
   char text[17];
@@ -28,7 +28,7 @@ std::string digits_of(uint64_t hash) {
 std::string seconds_text(Clock::duration time) { return std::to_string(std::chrono::duration<double>(time).count()); }
 
 /// A text of ours between quotation marks.
-std::string quoted(const std::string& text) {
+std::string in_quotes(const std::string& text) {
   std::string result = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') result += '\\';
@@ -118,8 +118,8 @@ void RoundHub::join(int island, Member& member, std::string_view body) {
 void RoundHub::refuse(int island, Member& member, const std::string& why) {
   member.standing = Standing::kHere;
   known_.lost[island] = why;
-  send(member, hub::Kind::kRefused, machine(island) + " " + why);
-  options_.tell(machine(island) + " is refused: it " + why);
+  send(member, hub::Kind::kRefused, name_of_machine(island) + " " + why);
+  options_.tell(name_of_machine(island) + " is refused: it " + why);
 }
 
 /// The giver's state has come: all that wait for one get it, and the results since.
@@ -129,7 +129,7 @@ void RoundHub::hand_out(int island, Member& from, std::string_view body) {
   if (giver_.starts) {
     if (round < round_)
       options_.tell("no machine has the outer copy after round " + std::to_string(round_) + " any more; all continue from " +
-                    machine(island) + "'s after round " + std::to_string(round));
+                    name_of_machine(island) + "'s after round " + std::to_string(round));
     go_back(round);
     from.standing = Standing::kIn;
     known_.lost.erase(island);
@@ -150,7 +150,7 @@ void RoundHub::hand_out(int island, Member& from, std::string_view body) {
     known_.lost.erase(number);
     if (giver_.starts) expected_.insert(number);
     if (!giver_.starts)
-      options_.tell(machine(number) + " has the outer state of " + machine(island) + " after round " +
+      options_.tell(name_of_machine(number) + " has the outer state of " + name_of_machine(island) + " after round " +
                     std::to_string(round));
   }
   giver_ = {};
@@ -176,7 +176,7 @@ void RoundHub::leave_rounds(int island, Member& member, const std::string& why) 
   if (island == giver_.island) giver_ = {};
   if (!was_in) return;
   known_.lost[island] = why;
-  if (!known_.finished.contains(island)) options_.tell(machine(island) + " is left out: " + why);
+  if (!known_.finished.contains(island)) options_.tell(name_of_machine(island) + " is left out: " + why);
 }
 
 void RoundHub::drop_the_lost(Clock::time_point now) {
@@ -245,7 +245,7 @@ void RoundHub::close_if_due(Clock::time_point now) {
   const int present = count(Standing::kIn) + count(Standing::kWaiting) + static_cast<int>(known_.finished.size());
   if (present < options_.least) return;
   const bool late = options_.deadline && now - *open_.first > *options_.deadline;
-  if (late || (any_expected ? !awaited : all)) close(now);
+  if (late || (any_expected ? !awaited : all)) close(Clock::now());
 }
 
 void RoundHub::choose_giver(const std::set<int>& from) {
@@ -307,12 +307,12 @@ void RoundHub::record(const std::set<int>& took_part, size_t bytes, const std::s
     std::string why = lost != known_.lost.end() ? lost->second : "it is late";
     if (member == members_.end() && lost == known_.lost.end()) why = "it has not come";
     if (member != members_.end() && member->second.contributed) why = "its parameters were not finite";
-    left_out += (left_out.empty() ? "" : ", ") + quoted(std::to_string(island)) + ": " + quoted(why);
+    left_out += (left_out.empty() ? "" : ", ") + in_quotes(std::to_string(island)) + ": " + in_quotes(why);
   }
   options_.record("{\"round\": " + std::to_string(round_) + ", \"took_part\": [" + list_of(took_part) +
                   "], \"left_out\": {" + left_out + "}, \"bytes\": " + std::to_string(bytes) +
                   ", \"seconds_open\": " + seconds_text(now - *open_.first) +
-                  ", \"seconds_waited\": " + seconds_text(now - *open_.last) + ", \"outer_before\": " + quoted(outer) +
+                  ", \"seconds_waited\": " + seconds_text(now - *open_.last) + ", \"outer_before\": " + in_quotes(outer) +
                   "}");
   const std::string who = list_of(took_part) + "; " + left_out;
   if (who == std::exchange(told_, who)) return;

@@ -3,136 +3,236 @@ part, and one that is too slow contributes to the next round. The machines are n
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
-import sys
-import tempfile
+import threading
 import time
 import unittest
 
-sys.path.insert(0, os.path.dirname(__file__))
-import hosts_test
-from support import BIN, main
+from hosts_test import ADDRESSES, Hosts, OneCommandTest, kill_if_there, processes_of
+from support import BIN, LOCKSTEP, main, marked_processes, run, thorough
 
-GPT = os.path.join(str(BIN), "gpt_text")
 WAITS_AT_MOST = 1.0  # seconds, for a machine that is gone
+STATE = "it gets the outer state"
 
 
-class Run:
-    """A gpt_text on three machines, with `rounds` of its launcher."""
+class IslandsTest(OneCommandTest):
+    """A training of island_rounds, which counts samples, on machines of a rank each."""
 
-    def __init__(self, hosts, *options, slots=(1, 1, 1), epochs=40, slow=-1):
-        self.folder = tempfile.TemporaryDirectory()
-        self.hosts = hosts
-        training = f"exec {GPT} --epochs {epochs} --width 32 --layers 1 --batch-size 4 --generate 1 --sync-every 20 --wire int8 --outer-momentum 0.5 --json figures_$LOCKSTEP_ISLAND_N.json"
-        script = "LOCKSTEP_ISLAND_N=${LOCKSTEP_ISLAND%%/*}; " + training
-        if slow >= 0:  # stops itself for a while, again and again
-            script = f"if [ ${{LOCKSTEP_ISLAND%%/*}} = {slow} ]; then (while sleep 0.3; do kill -STOP $$ || exit; sleep 0.3; kill -CONT $$; done) & fi; " + script
-        command = hosts.lockstep_run(slots, "--run-dir", "run", *options, "--", "sh", "-c", script)
-        self.process = subprocess.Popen(command, cwd=self.folder.name, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    STEPS, EVERY = 160, 20
+
+    def begin_islands(self, hosts, *options, steps=STEPS, pause=10, ranks=1, nan=()):
+        program = [os.path.join(BIN, "island_rounds"), self.folder, steps, self.EVERY, pause, *nan]
+        return self.begin(*hosts.lockstep_run([ranks] * len(hosts.names), "--islands", "--run-dir", "run", *options, "--", *program))
 
     def rounds(self):
-        path = os.path.join(self.folder.name, "run", "rounds.jsonl")
+        path = os.path.join(self.folder, "run", "rounds.jsonl")
         if not os.path.exists(path):
             return []
-        with open(path) as lines:
+        with open(path, encoding="utf-8") as lines:
             return [json.loads(line) for line in lines.read().split("\n")[:-1]]
 
-    def await_round(self, number, at_most=90):
-        until = time.time() + at_most
+    def await_round(self, process, number, at_most=60):
+        until = time.monotonic() + at_most
         while len(self.rounds()) < number:
-            if time.time() > until or self.process.poll() is not None:
-                raise AssertionError(f"no round {number}: {self.end()}")
-            time.sleep(0.02)
+            if time.monotonic() > until or process.poll() is not None:
+                self.fail(f"no round {number}: {self.stopped(process)}")
+            time.sleep(0.005)
 
-    def figures(self, island):
-        with open(os.path.join(self.folder.name, f"figures_{island}.json")) as file:
+    def stopped(self, process):
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        return process.communicate(timeout=60)[0]
+
+    def kill_machine(self, hosts, host):
+        """What a machine loses with its power."""
+        for pid in processes_of(hosts, host):
+            kill_if_there(pid)
+
+    def figures(self, machine):
+        with open(os.path.join(self.folder, f"machine_{machine}.json"), encoding="utf-8") as file:
             return json.load(file)
 
-    def end(self, at_most=240):
-        try:
-            return self.process.communicate(timeout=at_most)[0]
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return "TIMEOUT " + self.process.communicate()[0]
+    def check_samples(self, machines, lost=()):
+        """Each sample of each machine has counted once, in a round of some machines, on that which has finished last."""
+        last = max((self.figures(machine) for machine in machines), key=lambda figures: figures["rounds"])
+        for machine, counts in enumerate(last["machines"]):
+            rounds = [one["took_part"] for one in self.rounds() if machine in one["took_part"]]
+            allowed = {f"{1 / len(took_part):.4f}" for took_part in rounds} | ({"0.0000"} if machine in lost else set())
+            self.assertLessEqual(set(counts), allowed, f"samples of machine {machine}")
 
-    def kill_machine(self, host):
-        """What a machine loses with its power; the launcher is on the first one."""
-        for pid in hosts_test.processes_of(self.hosts, host):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+    def check_wait(self, rounds):
+        waits = [one["seconds_waited"] for one in rounds]
+        self.assertLess(max(waits), WAITS_AT_MOST, rounds)
+
+    def check_way_back(self, rounds, machine):
+        """Takes part at the latest in the second round after the one in which it asked for the outer state."""
+        asked = [one["round"] for one in rounds if one["left_out"].get(str(machine)) == STATE]
+        back = [one["round"] for one in rounds if machine in one["took_part"] and (not asked or one["round"] > asked[0])]
+        self.assertTrue(asked and back, rounds)
+        self.assertLessEqual(back[0], asked[0] + 2, rounds)
 
 
-@unittest.skipUnless(os.geteuid() == 0, "SKIPPED BECAUSE network namespaces need root")
-class Islands(unittest.TestCase):
-    def test_machines_that_meet_have_equal_models(self):
-        with hosts_test.Hosts(3) as hosts:
-            run = Run(hosts, "--islands", "3", epochs=3, slots=(2, 2, 2))
-            text = run.end()
-            self.assertEqual(run.process.returncode, 0, text)
-            rounds = run.rounds()
-            self.assertGreater(len(rounds), 3)
-            self.assertTrue(all(one["took_part"] == [0, 1, 2] for one in rounds), rounds)
-            self.assertEqual(len({run.figures(island)["parameters_hash"] for island in range(3)}), 1, text)
-            self.assertEqual([one["round"] for one in rounds], list(range(1, len(rounds) + 1)))
-
+class Islands(IslandsTest):
     def test_a_killed_machine_is_left_out_and_comes_back(self):
-        with hosts_test.Hosts(3) as hosts:
-            run = Run(hosts, "--islands", "2", "--max-restarts", "3")
-            run.await_round(5)
-            run.kill_machine(2)
-            killed = len(run.rounds())
-            text = run.end()
-            self.assertEqual(run.process.returncode, 0, text)
-            rounds = run.rounds()
-            without = [one for one in rounds[killed:] if one["took_part"] == [0, 1]]
-            self.assertTrue(without, rounds)
-            self.assertLess(max(one["seconds_open"] for one in without), WAITS_AT_MOST)
-            back = [one for one in rounds[killed + 2 :] if 2 in one["took_part"] and 0 in one["took_part"]]
-            self.assertTrue(back, text)  # with the same outer copy, which the hub has compared
-            self.assertNotIn("differs", text)
-            self.assertEqual(run.figures(0)["parameters_hash"], run.figures(1)["parameters_hash"])
-
-    def test_a_machine_that_is_cut_off_is_left_out(self):
-        with hosts_test.Hosts(3) as hosts:
-            run = Run(hosts, "--islands", "2", epochs=12)
-            run.await_round(5)
-            hosts.cut(0, 2)
-            cut = len(run.rounds())
-            text = run.end()
-            self.assertEqual(run.process.returncode, 0, text)
-            without = [one for one in run.rounds()[cut + 1 :] if one["took_part"] == [0, 1]]
-            self.assertTrue(without, text)
-            self.assertLess(max(one["seconds_open"] for one in run.rounds()[cut:]), WAITS_AT_MOST + 0.5)
-            self.assertEqual(run.figures(0)["parameters_hash"], run.figures(1)["parameters_hash"])
+        with Hosts(4) as hosts:
+            process = self.begin_islands(hosts, "--elastic", "2", pause=20)
+            self.await_round(process, 2)
+            time.sleep(0.2)  # in the middle of a round
+            self.kill_machine(hosts, 2)
+            killed = len(self.rounds())
+            output = self.ended(process, 0, seconds=90)
+        rounds = self.rounds()
+        after = rounds[killed:]
+        self.assertEqual(after[0]["took_part"], [0, 1, 3], output)
+        self.check_wait(after[:-1])
+        self.check_way_back(after, 2)
+        self.assertNotIn("differs", output)
+        self.check_samples([0, 1, 2, 3])
+        self.assertIn("machine 2 is left out", output)
+        self.nothing_left()
 
     def test_what_is_not_supported_is_refused(self):
-        with hosts_test.Hosts(2) as hosts:
-            for options, text in (
-                (("--islands", "3"), "--islands"),
-                (("--islands", "1", "--elastic", "1:2"), "--islands and --elastic cannot be used together"),
-                (("--round-deadline", "1"), "--round-deadline belongs to --islands"),
-            ):
-                ran = subprocess.run(hosts.lockstep_run((1, 1), *options, "true"), capture_output=True, text=True)
-                self.assertEqual(ran.returncode, 2, ran.stderr)
-                self.assertIn(text, ran.stderr)
-            uneven = subprocess.run(hosts.lockstep_run((1, 2), "--islands", "1", "true"), capture_output=True, text=True)
-            self.assertIn("as many ranks on each machine", uneven.stderr)
+        hosts = ("--hosts", "a:1,b:1")
+        for options, text in (
+            ((*hosts, "--islands", "--elastic", "3"), "--elastic takes"),
+            ((*hosts, "--islands", "--elastic", "1:2"), "--elastic takes"),
+            ((*hosts, "--round-deadline", "1"), "--round-deadline belongs to --islands"),
+            ((*hosts, "--islands", "--virtual-ranks", "4"), "--islands and --virtual-ranks cannot be used together"),
+            ((*hosts, "--islands", "--dry-run"), "--islands and --dry-run cannot be used together"),
+            ((*hosts, "--islands", "--encrypt", "--link-port", "4000"), "--islands and --link-port cannot be used together"),
+            (("--hosts", "a:1,b:2", "--islands"), "as many ranks on each machine"),
+            (("--islands",), "--islands needs --hosts"),
+            (("--nnodes", "2", "--node-rank", "0", "--rendezvous", "127.0.0.1:4000", "--key-file", "k", "--islands"), "--islands needs --hosts"),
+        ):
+            ran = subprocess.run([LOCKSTEP, "run", *options, "true"], capture_output=True, text=True, timeout=20)
+            self.assertEqual(ran.returncode, 2, (options, ran.stderr))
+            self.assertIn(text, ran.stderr)
+
+
+@thorough
+class IslandsInTrouble(IslandsTest):
+    def test_machines_that_meet_have_equal_models(self):
+        with Hosts(3) as hosts:
+            process = self.begin_islands(hosts, "--encrypt", ranks=2)
+            output = self.ended(process, 0)
+        rounds = self.rounds()
+        self.assertEqual([one["round"] for one in rounds], list(range(1, self.STEPS // self.EVERY + 1)))
+        self.assertTrue(all(one["took_part"] == [0, 1, 2] for one in rounds), rounds)
+        self.assertEqual(len({self.figures(machine)["hash"] for machine in range(3)}), 1, output)
+        self.check_samples([0, 1, 2])
+
+    def test_a_machine_that_is_cut_off_is_left_out(self):
+        with Hosts(3) as hosts:
+            process = self.begin_islands(hosts, "--elastic", "2", "--max-restarts", "0", steps=200)
+            self.await_round(process, 3)
+            hosts.cut(0, 2)
+            cut = len(self.rounds())
+            output = self.ended(process, 0, seconds=90)
+        after = self.rounds()[cut:]
+        without = [one for one in after if one["took_part"] == [0, 1]]
+        self.assertTrue(without, output)
+        self.check_wait(without)
+        self.assertIn("it was silent for 800 ms", output)
+        self.assertIn("lost the coordinator of the rounds", output)
+        self.assertEqual(self.figures(0)["hash"], self.figures(1)["hash"])
+        self.check_samples([0, 1], lost=[2])
+
+    def test_two_that_are_gone_at_once(self):
+        with Hosts(4) as hosts:
+            process = self.begin_islands(hosts, "--elastic", "2")
+            self.await_round(process, 3)
+            for host in (1, 3):
+                self.kill_machine(hosts, host)
+            killed = len(self.rounds())
+            output = self.ended(process, 0, seconds=90)
+        after = self.rounds()[killed:]
+        self.check_wait([one for one in after if one["took_part"] == [0, 2]])
+        self.check_samples([0, 1, 2, 3])
+
+    def test_fewer_than_the_least_end_the_run(self):
+        with Hosts(3) as hosts:
+            process = self.begin_islands(hosts, "--elastic", "3", "--max-restarts", "0", steps=100000)
+            self.await_round(process, 3)
+            self.kill_machine(hosts, 1)
+            output = self.ended(process, 51)
+        self.assertIn("fewer than the 3 machines that --elastic demands are left", output)
+        self.nothing_left()
+
+    def test_the_coordinators_end_ends_the_machines_by_name(self):
+        with Hosts(3) as hosts:
+            process = self.begin_islands(hosts, "--elastic", "1", steps=100000)
+            self.await_round(process, 3)
+            self.kill_machine(hosts, 0)
+            process.communicate(timeout=30)
+            self.nothing_left(seconds=30)
+
+    def test_a_slow_machine_contributes_to_the_next_round(self):
+        with Hosts(3) as hosts:
+            process = self.begin_islands(hosts, "--elastic", "2", "--round-deadline", "0.3", steps=300)
+            self.await_round(process, 2)
+            slow = [pid for pid in processes_of(hosts, 1) if open(f"/proc/{pid}/comm").read().startswith("island_rounds")]
+            for _ in range(6):
+                for what, seconds in ((signal.SIGSTOP, 0.5), (signal.SIGCONT, 0.2)):
+                    for pid in slow:
+                        os.kill(pid, what)
+                    time.sleep(seconds)
+            output = self.ended(process, 0, seconds=90)
+        rounds = self.rounds()
+        late = [one["round"] for one in rounds if one["left_out"].get("1") == "it is late"]
+        self.assertTrue(late, output)
+        self.assertTrue([one for one in rounds if 1 in one["took_part"] and one["round"] > late[0]], rounds)
+        self.check_samples([0, 1, 2])
+
+    def test_a_machine_that_is_not_finite_is_left_out_by_name(self):
+        with Hosts(2) as hosts:
+            output = self.ended(self.begin_islands(hosts, nan=(1, 50)), 0)
+        left_out = [one for one in self.rounds() if one["took_part"] == [0]]
+        self.assertEqual([one["left_out"] for one in left_out], [{"1": "its parameters were not finite"}])
+        self.assertIn("machine 1 was left out of the round of step 60: its parameters were not finite", output)
+        self.assertEqual(self.figures(0)["hash"], self.figures(1)["hash"])
+        self.check_samples([0, 1], lost=[1])
+
+    def test_strangers_get_nothing(self):
+        with Hosts(2) as hosts:
+            process = self.begin_islands(hosts, steps=400)
+            self.await_round(process, 2)
+            lines = run(*hosts.on(0, "ss", "-Hltn")).stdout.splitlines()
+            ends = {line.split()[3] for line in lines}
+            self.assertTrue(ends)
+            self.assertLessEqual({end.rsplit(":", 1)[0] for end in ends}, set(ADDRESSES), "no wildcard")
+            end = ends.pop()
+            script = ("import os, socket, sys\nfor i in range(200):\n s = socket.create_connection(sys.argv[1:3], 2)\n s.settimeout(0.2)\n"
+                      " try:\n  s.sendall(os.urandom(1 + i * 7)); print(len(s.recv(4096)))\n except OSError: pass\n s.close()\n")
+            host, port = end.rsplit(":", 1)
+            got = run(*hosts.on(1, "python3", "-c", script, host, port)).stdout.split()
+            self.assertLess(sum(map(int, got)), 200 * 7, "an alert of TLS at most")
+            output = self.ended(process, 0, seconds=60)
+        self.assertIn("without this run's key turned away", output)
+        self.assertTrue(all(one["took_part"] == [0, 1] for one in self.rounds()))
+
+    def test_a_machine_that_comes_too_late_is_refused(self):
+        with Hosts(2) as hosts:
+            process = self.begin_islands(hosts, "--elastic", "1", steps=60)
+            self.await_round(process, 2)
+            self.kill_machine(hosts, 1)
+            output = self.ended(process, 0)
+        self.assertEqual(self.rounds()[-1]["took_part"], [0], output)
 
     def test_a_program_without_diloco_is_told(self):
-        with hosts_test.Hosts(2) as hosts, tempfile.TemporaryDirectory() as folder:
-            ran = subprocess.run(hosts.lockstep_run((1, 1), "--islands", "2", "true"), capture_output=True, text=True, cwd=folder, timeout=60)
-            self.assertEqual(ran.returncode, 2, ran.stderr)
-            self.assertIn("took part in no round", ran.stderr)
+        with Hosts(2) as hosts:
+            output = self.ended(self.begin(*hosts.lockstep_run((1, 1), "--islands", "--run-dir", "run", "true")), 2)
+        self.assertIn("took part in no round", output)
 
     def test_several_fragments_are_refused(self):
-        with hosts_test.Hosts(2) as hosts, tempfile.TemporaryDirectory() as folder:
-            command = hosts.lockstep_run((1, 1), "--islands", "2", GPT, "--epochs", "1", "--sync-every", "20", "--fragments", "2")
-            ran = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
-            self.assertNotEqual(ran.returncode, 0)
-            self.assertIn("fragments is 2, and --islands supports 1 alone", ran.stdout + ran.stderr)
+        with Hosts(2) as hosts:
+            command = hosts.lockstep_run((1, 1), "--islands", "--run-dir", "run", os.path.join(BIN, "gpt_text"), "--epochs", "1", "--sync-every", "20", "--fragments", "2")
+            process = self.begin(*command)
+            output = process.communicate(timeout=120)[0]
+        self.assertNotEqual(process.returncode, 0)
+        self.assertIn("--islands` supports fragments = 1 only, and it is 2", output)
 
 
 if __name__ == "__main__":
