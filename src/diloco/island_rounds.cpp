@@ -164,7 +164,8 @@ void DiLoCo::State::AmongIslands::join_islands() {
     give_state();
   s_.stats.wait_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   // One that comes later contributes early, so that the others need not wait for it; then it is in step with them.
-  s_.turn_at_ = s_.stats.steps + (joined.starts ? s_.options_.sync_every : half_a_round());
+  const int64_t every = s_.options_.sync_every;
+  s_.turn_at_ = joined.starts ? (s_.stats.steps / every + 1) * every : s_.stats.steps + half_a_round();
   s_.repeats_until_ = joined.counted_step;
   if (s_.stats.steps < s_.repeats_until_) s_.turn_at_ = std::min(s_.repeats_until_, s_.turn_at_);
 }

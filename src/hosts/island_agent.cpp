@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 
 #include "base/hub_frame.h"
@@ -27,8 +28,9 @@ namespace {
 constexpr std::chrono::milliseconds kAliveEvery(150);
 /// For the coordinator to be reached again; then its run is over.
 constexpr std::chrono::seconds kReachAgain(10);
-/// From telling the ranks that the run is over until they are killed.
-constexpr std::chrono::seconds kTimeToEnd(8);
+/// For ranks that have been told that the run is over, until they are asked to save and leave, and then until they are
+/// killed.
+constexpr std::chrono::seconds kTimeToHear(4), kTimeToSave(8);
 /// Bytes of this machine's under way to the hub, above which no more are taken from the rank.
 constexpr size_t kMostFromRank = 32 << 20;
 
@@ -119,8 +121,8 @@ class IslandAgent {
   void accept_rank();
   void pass_on();
   void reach_again();
-  /// Tells the ranks why the run is over, and ends them.
-  void end_ranks(const std::string& why);
+  /// Tells the ranks why the run is over, and ends those that have not ended by it after `patience`.
+  void end_ranks(const std::string& why, std::chrono::seconds patience);
 
   const AgentOptions options_;
   const EnvironmentBlock environment_;  // this process's own
@@ -132,6 +134,7 @@ class IslandAgent {
   std::optional<RankLine> rank_;
   std::optional<Process> program_;
   Clock::time_point alive_at_ = Clock::now();
+  std::string run_dir_;
   std::optional<int> exit_code_;
 };
 
@@ -214,7 +217,7 @@ void IslandAgent::take(const Channel::Message& message) {
     case Kind::kOver: {
       const Over over = decode<Over>(message.body);
       if (!over.text.empty()) std::cerr << "lockstep: " << over.text << "\n";
-      end_ranks(over.text.empty() ? "the run has ended" : over.text);
+      end_ranks(over.text.empty() ? "the run has ended" : over.text, std::chrono::seconds(0));
       exit_code_ = over.exit_code;
       return;
     }
@@ -230,6 +233,7 @@ void IslandAgent::start(const Prepare& order) {
   if (error)
     throw LaunchError(kExitNotStarted, "there is no folder " + order.folder + " to run in (" + error.message() +
                                            "); it must exist at the same path on all machines");
+  run_dir_ = order.run_dir;
   const FileDescriptor nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   std::vector<std::string> words = {"lockstep"};
   words.insert(words.end(), order.command.begin(), order.command.end());
@@ -269,17 +273,18 @@ void IslandAgent::reach_again() {
   } catch (const LaunchError& error) {
     const std::string text = host_name() + " has lost the coordinator of the rounds: " + why + "; " + error.what();
     std::cerr << "lockstep: " << text << "; its ranks are ended" << std::endl;
-    end_ranks(text);
+    std::ofstream(run_dir_ + "/agent.log") << text << std::endl;  // who has started the agent may be gone
+    end_ranks(text, kTimeToHear);
     exit_code_ = kExitMachineLost;
   }
 }
 
-void IslandAgent::end_ranks(const std::string& why) {
-  const Deadline deadline(kTimeToEnd);
-  // Those that wait for a round get an error that says why. Others are asked to save, and killed in the end.
-  if (program_) program_->signal_group(SIGTERM);
-  bool told = false;
-  while (program_ && !program_->end() && !deadline.passed()) {
+void IslandAgent::end_ranks(const std::string& why, std::chrono::seconds patience) {
+  // Those that come to a round get an error that says why. Others are asked to save, and killed in the end.
+  const Deadline hear(patience), save(patience + kTimeToSave);
+  bool told = false, asked = false;
+  while (program_ && !program_->end() && !save.passed()) {
+    if (hear.passed() && !std::exchange(asked, true)) program_->signal_group(SIGTERM);
     if (!rank_) {
       accept_rank();
       told = false;

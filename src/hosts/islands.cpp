@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <set>
 
 #include "base/printable.h"
 #include "base/version.h"
@@ -56,7 +57,7 @@ class IslandsRun {
   void look_at(int number);
   void take_end(int number, int exit_code, const std::string& how);
   bool may_start_again(Machine& machine) const;
-  void end(int exit_code);
+  void end(int exit_code, const std::string& why);
   std::optional<int> exit_code() const;
   Machine& machine(int number) { return machines_[static_cast<size_t>(number)]; }
   int count() const { return static_cast<int>(machines_.size()); }
@@ -119,8 +120,8 @@ RoundHub::Options IslandsRun::hub_options() {
 Prepare IslandsRun::order_for(int number) const {
   const int slots = options_.machines.hosts[static_cast<size_t>(number)].slots;
   Prepare order{.environment = environment_, .folder = std::filesystem::current_path().string(), .slots = count()};
-  order.command = {"run", "-n", std::to_string(slots), "--run-dir",
-                   folder_.path() + "/machine_" + std::to_string(number)};
+  order.run_dir = folder_.path() + "/machine_" + std::to_string(number);
+  order.command = {"run", "-n", std::to_string(slots), "--run-dir", order.run_dir};
   order.command.insert(order.command.end(), options_.run_options.begin(), options_.run_options.end());
   order.command.emplace_back("--");
   order.command.insert(order.command.end(), options_.command.begin(), options_.command.end());
@@ -223,7 +224,7 @@ void IslandsRun::take_end(int number, int exit_code, const std::string& how) {
   }
   const std::string what = name_of(number) + " " + how;
   // A program that has never come to a round would fail in the same way again.
-  if (!hub_.has_come(number) || !may_start_again(one)) {
+  if (!hub_.has_come(number) || hub_.is_refused(number) || !may_start_again(one)) {
     one.phase = Machine::Phase::kGone;
     hub_.give_up(number);
     return tell(what + (options_.goes_on_without ? "; it is not started again" : ""));
@@ -256,6 +257,7 @@ void IslandsRun::look_at(int number) {
 
 /// Empty: the run goes on.
 std::optional<int> IslandsRun::exit_code() const {
+  if (!hub_.mismatch().empty()) return kExitMismatch;
   const int gone = counted(Machine::Phase::kGone), finished = counted(Machine::Phase::kFinished);
   const auto failed = std::find_if(machines_.begin(), machines_.end(), [](const Machine& one) {
     return (one.phase == Machine::Phase::kGone || one.phase == Machine::Phase::kFinished) && one.exit_code != 0;
@@ -274,15 +276,18 @@ std::optional<int> IslandsRun::exit_code() const {
   return is_lost && finished > 0 ? int{kExitOk} : failed->exit_code;
 }
 
-void IslandsRun::end(int exit_code) {
-  hub_.send_to_all(Kind::kOver, Over{.exit_code = exit_code, .text = ""});
+void IslandsRun::end(int exit_code, const std::string& why) {
+  std::set<int> reached;
+  for (int number = 0; number < count(); ++number)
+    if (hub_.is_connected(number)) reached.insert(number);
+  hub_.send_to_all(Kind::kOver, Over{.exit_code = exit_code, .text = why});
   const Deadline deadline(kGoodbye);
   while (counted(Machine::Phase::kRuns) > 0 && !deadline.passed()) {
     turn();
     for (int number = 0; number < count(); ++number) {
       Machine& one = machine(number);
       if (one.phase != Machine::Phase::kRuns) continue;
-      if (!one.process->end() && hub_.is_connected(number)) continue;
+      if (!one.process->end() && reached.contains(number)) continue;
       show(number);
       one.process.reset();
       one.phase = Machine::Phase::kGone;
@@ -298,7 +303,7 @@ int IslandsRun::run() {
     if (!code) turn();
   }
   const int result = code ? *code : 128 + signal_;
-  end(result);
+  end(result, hub_.mismatch());
   return result;
 }
 

@@ -104,10 +104,13 @@ void RoundHub::join(int island, Member& member, std::string_view body) {
   member.round = hub::take<int64_t>(body);
   const auto model = hub::take<uint64_t>(body);
   if (!known_.model) known_.model = model;
-  if (*known_.model != model)
-    return refuse(island, member,
-                  "has another model, other ranks, or other options of the DiLoCo than the machine that came first; give "
-                  "all machines the same");
+  if (*known_.model != model) {
+    const std::string why =
+        "has another model, other ranks, or other options of the DiLoCo than the machine that came first; give all "
+        "machines the same";
+    if (round_ == 0) known_.mismatch = name_of_machine(island) + " " + why;
+    return refuse(island, member, why);
+  }
   member.standing = Standing::kWaiting;
   known_.finished.erase(island);
   known_.came.insert(island);
@@ -118,6 +121,7 @@ void RoundHub::join(int island, Member& member, std::string_view body) {
 void RoundHub::refuse(int island, Member& member, const std::string& why) {
   member.standing = Standing::kHere;
   known_.lost[island] = why;
+  known_.refused.insert(island);
   send(member, hub::Kind::kRefused, name_of_machine(island) + " " + why);
   options_.tell(name_of_machine(island) + " is refused: it " + why);
 }

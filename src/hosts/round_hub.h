@@ -50,6 +50,10 @@ class RoundHub {
   size_t connected() const { return members_.size(); }
   /// Whether its program has ever asked to take part.
   bool has_come(int island) const { return known_.came.contains(island); }
+  /// Whether the machine may not take part, and would be refused again.
+  bool is_refused(int island) const { return known_.refused.contains(island); }
+  /// Why the run cannot start: machines differ. Empty: nothing is wrong.
+  const std::string& mismatch() const { return known_.mismatch; }
   /// To all agents.
   void send_to_all(Kind kind, const Over& over = {});
 
@@ -65,7 +69,8 @@ class RoundHub {
     std::string end;  ///< why the channel is over; empty: it is not
   };
   struct Known {
-    std::set<int> finished, gone, came;
+    std::set<int> finished, gone, came, refused;
+    std::string mismatch;
     std::map<int, std::string> lost;  ///< why a machine is not in the rounds
     std::optional<uint64_t> model;
   };
