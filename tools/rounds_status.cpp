@@ -28,7 +28,8 @@ std::map<int, std::string> reasons_in(const std::string& left_out) {
   std::map<int, std::string> reasons;
   size_t at = 0;
   const auto next = [&] {
-    const size_t begin = left_out.find('"', at), end = begin == std::string::npos ? begin : left_out.find('"', begin + 1);
+    const size_t begin = left_out.find('"', at),
+                 end = begin == std::string::npos ? begin : left_out.find('"', begin + 1);
     at = end == std::string::npos ? left_out.size() : end + 1;
     return end == std::string::npos ? std::string() : left_out.substr(begin + 1, end - begin - 1);
   };

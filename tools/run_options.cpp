@@ -116,9 +116,10 @@ void add_options(CLI::App& app, RunRequest& request, Words& words) {
   app.add_option("--debugger", words.debugger, "Run this rank under gdb, or else lldb, on the terminal")
       ->type_name("RANK");
   words.hosts.add_to(app);
-  app.add_flag("--islands", words.islands,
-               "With --hosts: each machine is a run of its own, of a program that trains by DiLoCo. With --elastic MIN the "
-               "others go on without one that is lost, as long as MIN machines are left, and it comes back");
+  app.add_flag(
+      "--islands", words.islands,
+      "With --hosts: each machine is a run of its own, of a program that trains by DiLoCo. With --elastic MIN the "
+      "others go on without one that is lost, as long as MIN machines are left, and it comes back");
   app.add_option("--round-deadline", words.round_deadline,
                  "With --islands: seconds after the first machine's contribution to a round until it is closed without "
                  "those that are missing. Default: it waits for all that live")
@@ -244,8 +245,8 @@ void read_islands(const Words& words, RunRequest& request) {
   islands.goes_on_without = words.elastic.has_value();
   islands.least = words.elastic ? parse_number("--elastic", *words.elastic, 1, count) : count;
   if (words.round_deadline) islands.round_deadline = parse_seconds("--round-deadline", *words.round_deadline, false);
-  islands.run_options = {"--grace", words.grace, "--hang-timeout", words.hang_timeout, "--bind", words.bind,
-                         "--tee",   words.tee};
+  islands.run_options = {"--grace", words.grace, "--hang-timeout", words.hang_timeout,
+                         "--bind",  words.bind,  "--tee",          words.tee};
   for (const std::string& variable : words.variables)
     islands.run_options.insert(islands.run_options.end(), {"--env", variable});
   request.hosts.reset();

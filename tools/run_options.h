@@ -17,8 +17,8 @@ namespace lockstep {
 /// The request of a `lockstep run` command line.
 struct RunRequest {
   LaunchOptions options;
-  EnvironmentBlock variables;         ///< of --env
-  std::optional<HostsRequest> hosts;  ///< for a run on several machines
+  EnvironmentBlock variables;                    ///< of --env
+  std::optional<HostsRequest> hosts;             ///< for a run on several machines
   std::optional<hosts::IslandsOptions> islands;  ///< with --islands; then `hosts` is empty
   bool dry_run = false;
   std::string help;  ///< not empty: only print this

@@ -204,8 +204,10 @@ int StatusCommand::run() const {
                       "no run is given; give its folder (`lockstep status --all` lists the folders of active runs)");
   if (has_rounds(folder_)) {
     if (stacks_->parsed())
-      throw LaunchError(kExitBadCommandLine, "the run is one of --islands, whose machines are runs of their own; give the "
-                                             "folder of one, " + folder_ + "/machine_0, on that machine");
+      throw LaunchError(kExitBadCommandLine,
+                        "the run is one of --islands, whose machines are runs of their own; give the "
+                        "folder of one, " +
+                            folder_ + "/machine_0, on that machine");
     std::cout << rounds_text(folder_);
     return std::cout.flush() ? kExitOk : kExitStorage;
   }

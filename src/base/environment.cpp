@@ -64,8 +64,6 @@ Environment Environment::from_process() {
   };
 }
 
-IslandVariables IslandVariables::from_process() {
-  return {.lockstep_island = read("LOCKSTEP_ISLAND")};
-}
+IslandVariables IslandVariables::from_process() { return {.lockstep_island = read("LOCKSTEP_ISLAND")}; }
 
 }  // namespace lockstep

@@ -7,9 +7,9 @@
 
 namespace lockstep::hub {
 
-/// What machines that train by themselves and the hub of their rounds send each other. A machine's first rank speaks with
-/// its agent over a socket of the machine, in frames: a length, a kind, and the rest. The agent passes them on. Kinds
-/// are other numbers than those of the agents' own messages, which go the same way.
+/// What machines that train by themselves and the hub of their rounds send each other. A machine's first rank speaks
+/// with its agent over a socket of the machine, in frames: a length, a kind, and the rest. The agent passes them on.
+/// Kinds are other numbers than those of the agents' own messages, which go the same way.
 enum class Kind : uint8_t {
   // Sent by a machine's first rank.
   kJoin = 100,  ///< its round, a hash of model and options

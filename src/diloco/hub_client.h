@@ -24,8 +24,8 @@ struct HubPlace {
   static std::optional<HubPlace> of_environment();
 };
 
-/// A machine's connection to the hub (hosts/round_hub.h), by its agent. Used by one thread; its own threads receive, and
-/// send a state in the background.
+/// A machine's connection to the hub (hosts/round_hub.h), by its agent. Used by one thread; its own threads receive,
+/// and send a state in the background.
 class HubClient {
  public:
   explicit HubClient(HubPlace place) : place_(std::move(place)) {}

@@ -76,6 +76,7 @@ class DiLoCo::State::AmongIslands {
     if (s_.machines_.here().rank() == 0) TORCH_WARN("DiLoCo: machine ", s_.islands_->island(), text);
   }
   int64_t half_a_round() const { return std::max<int64_t>(1, s_.options_.sync_every / 2); }
+  diloco::Islands::Turn& turn() const { return s_.islands_->turn; }
   OuterFragment& fragment() const { return s_.fragments_.front(); }
 
   State& s_;
@@ -155,8 +156,9 @@ void DiLoCo::State::AmongIslands::move_with_outer(const at::Tensor& learned) {
 void DiLoCo::State::AmongIslands::join_islands() {
   const auto start = std::chrono::steady_clock::now();
   if (s_.stats.rounds == 0 && s_.islands_->count() > 1 && !diloco::has_asked_for_island_shard())
-    warn(": island_shard() was not called, so all machines of --islands may read the same data; give its Shard to the "
-         "DataLoader");
+    warn(
+        ": island_shard() was not called, so all machines of --islands may read the same data; give its Shard to the "
+        "DataLoader");
   const auto joined = s_.islands_->join(s_.stats.rounds, model_and_options());
   if (joined.state)
     take_place(joined);
@@ -165,9 +167,9 @@ void DiLoCo::State::AmongIslands::join_islands() {
   s_.stats.wait_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   // One that comes later contributes early, so that the others need not wait for it; then it is in step with them.
   const int64_t every = s_.options_.sync_every;
-  s_.turn_at_ = joined.starts ? (s_.stats.steps / every + 1) * every : s_.stats.steps + half_a_round();
-  s_.repeats_until_ = joined.counted_step;
-  if (s_.stats.steps < s_.repeats_until_) s_.turn_at_ = std::min(s_.repeats_until_, s_.turn_at_);
+  turn().at = joined.starts ? (s_.stats.steps / every + 1) * every : s_.stats.steps + half_a_round();
+  turn().repeats_until = joined.counted_step;
+  if (s_.stats.steps < turn().repeats_until) turn().at = std::min(turn().repeats_until, turn().at);
 }
 
 void DiLoCo::State::AmongIslands::take_place(const diloco::Islands::Joined& joined) {
@@ -177,7 +179,8 @@ void DiLoCo::State::AmongIslands::take_place(const diloco::Islands::Joined& join
          std::to_string(joined.round) + ": what it had contributed between is trained again");
   if (s_.stats.steps < joined.counted_step)
     warn(" comes back at step " + std::to_string(s_.stats.steps) + ", and its work up to step " +
-         std::to_string(joined.counted_step) + " is in the outer copy: it repeats these steps, and sends nothing of "
+         std::to_string(joined.counted_step) +
+         " is in the outer copy: it repeats these steps, and sends nothing of "
          "them; save a checkpoint after each round to have fewer of them");
   const at::Tensor learned = learned_since_round();
   take_state(*joined.state);
@@ -212,7 +215,8 @@ void DiLoCo::State::AmongIslands::apply(const diloco::IslandRound& round, bool w
     if (static_cast<int64_t>(slices.size()) != message * s_.machines_.slices())
       throw Error("DiLoCo: machine " + std::to_string(island) + " has sent " + std::to_string(slices.size()) +
                   " bytes in round " + std::to_string(round.number) + ", and " +
-                  std::to_string(message * s_.machines_.slices()) + " were expected; give all machines the same Lockstep");
+                  std::to_string(message * s_.machines_.slices()) +
+                  " were expected; give all machines the same Lockstep");
     s_.stats.took_part.at(static_cast<size_t>(island)) = true;
     ++s_.stats.rounds_by_machine.at(static_cast<size_t>(island));
     const auto* const from = reinterpret_cast<const uint8_t*>(slices.data()) + s_.machines_.here().rank() * message;
@@ -272,7 +276,7 @@ bool DiLoCo::State::AmongIslands::island_round() {
   }
   const bool missed = !took_part && is_finite;
   if (missed) fragment().set_sent_at(-1);
-  s_.turn_at_ = s_.stats.steps + (missed ? half_a_round() : s_.options_.sync_every);
+  turn().at = s_.stats.steps + (missed ? half_a_round() : s_.options_.sync_every);
   // At once, while it knows what it has sent, which the hub may have counted.
   if (!s_.islands_->is_in()) join_islands();
   return fragment().sent_at() != s_.stats.steps;
@@ -282,10 +286,10 @@ void DiLoCo::State::AmongIslands::follow() {
   std::string text;
   bool took_part = false;
   apply_all(s_.islands_->results(text), took_part);
-  s_.turn_at_ = s_.stats.steps + half_a_round();
+  turn().at = s_.stats.steps + half_a_round();
   if (!s_.islands_->is_in()) return join_islands();
-  if (s_.stats.steps < s_.repeats_until_) {
-    s_.turn_at_ = std::min(s_.turn_at_, s_.repeats_until_);
+  if (s_.stats.steps < turn().repeats_until) {
+    turn().at = std::min(turn().at, turn().repeats_until);
     return;
   }
   s_.write(fragment(), /*keep=*/0);
@@ -302,8 +306,8 @@ bool DiLoCo::State::AmongIslands::step() {
     join_islands();
     return true;
   }
-  if (s_.stats.steps < s_.turn_at_) return false;
-  s_.stats.steps <= s_.repeats_until_ ? follow() : static_cast<void>(island_round());
+  if (s_.stats.steps < turn().at) return false;
+  s_.stats.steps <= turn().repeats_until ? follow() : static_cast<void>(island_round());
   return true;
 }
 
@@ -312,7 +316,7 @@ void DiLoCo::State::AmongIslands::finish() {
   if (!s_.islands_->is_in()) join_islands();
   // One that is late tries again: the others' next round has room for it.
   constexpr int kMost = 8;
-  bool missed = s_.stats.steps > s_.repeats_until_ && fragment().sent_at() != s_.stats.steps;
+  bool missed = s_.stats.steps > turn().repeats_until && fragment().sent_at() != s_.stats.steps;
   for (int i = 0; i < kMost && missed; ++i) missed = island_round();
   if (missed) warn(" is late for the last " + std::to_string(kMost) + " rounds: what it has learned since is lost");
   s_.islands_->leave();

@@ -104,8 +104,7 @@ std::string Islands::slice_of(const std::string& state) const {
   return std::string(hub::take_bytes(rest));
 }
 
-std::vector<IslandRound> Islands::contribute(const Contribution& own, const std::string& own_slice,
-                                             std::string& text) {
+std::vector<IslandRound> Islands::contribute(const Contribution& own, const std::string& own_slice, std::string& text) {
   const OperationLabel label("a round of DiLoCo");
   std::string head;
   hub::put(head, own.outer);

@@ -33,6 +33,12 @@ class Islands {
   bool is_in() const { return is_in_; }
   bool has_left() const { return has_left_; }
 
+  struct Turn {
+    int64_t at = 0;             ///< the step of the next round
+    int64_t repeats_until = 0;  ///< the step up to which the outer copy has this machine's work
+  };
+  Turn turn;
+
   struct Joined {
     std::optional<std::string> state;  ///< of all slices, as put together by give(); empty: this machine's own counts
     int64_t round = 0;

@@ -91,8 +91,6 @@ struct DiLoCo::State {
   std::deque<Round> under_way_;
   int64_t saved_at_ = 0;                      ///< the step of the last state_dict()
   std::unique_ptr<diloco::Islands> islands_;  ///< null without `lockstep run --islands`
-  int64_t turn_at_ = 0;                       ///< with islands_: the step of the next round
-  int64_t repeats_until_ = 0;                 ///< with islands_: the step up to which the outer copy has its work
 };
 
 }  // namespace lockstep

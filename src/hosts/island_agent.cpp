@@ -196,7 +196,8 @@ void IslandAgent::turn() {
 
 void IslandAgent::pass_on() {
   if (!rank_) return;
-  rank_->take([this](hub::Kind kind, std::string_view body) { channel_->send_bytes(static_cast<uint8_t>(kind), body); });
+  rank_->take(
+      [this](hub::Kind kind, std::string_view body) { channel_->send_bytes(static_cast<uint8_t>(kind), body); });
   if (rank_->is_open()) return;
   rank_.reset();
   channel_->send_bytes(static_cast<uint8_t>(hub::Kind::kGone), {});
@@ -238,8 +239,8 @@ void IslandAgent::start(const Prepare& order) {
   std::vector<std::string> words = {"lockstep"};
   words.insert(words.end(), order.command.begin(), order.command.end());
   const std::string island = std::to_string(options_.node) + "/" + std::to_string(order.slots) + "@" + listener_.name;
-  const EnvironmentBlock here = with_variables(environment_here(order.environment, environment_),
-                                               {"LOCKSTEP_ISLAND=" + island, guard_.mark()});
+  const EnvironmentBlock here =
+      with_variables(environment_here(order.environment, environment_), {"LOCKSTEP_ISLAND=" + island, guard_.mark()});
   program_.emplace(ProcessStart{.program = own_program(),
                                 .arguments = words,
                                 .environment = here,

@@ -62,13 +62,12 @@ class IslandsRun {
   Machine& machine(int number) { return machines_[static_cast<size_t>(number)]; }
   int count() const { return static_cast<int>(machines_.size()); }
   int counted(Machine::Phase phase) const {
-    return static_cast<int>(std::count_if(machines_.begin(), machines_.end(),
-                                          [&](const Machine& one) { return one.phase == phase; }));
+    return static_cast<int>(
+        std::count_if(machines_.begin(), machines_.end(), [&](const Machine& one) { return one.phase == phase; }));
   }
   static void tell(const std::string& text) { std::cerr << "lockstep: " << text << std::endl; }
   std::string name_of(int number) const {
-    return "machine " + std::to_string(number) + " (" +
-           options_.machines.hosts[static_cast<size_t>(number)].name + ")";
+    return "machine " + std::to_string(number) + " (" + options_.machines.hosts[static_cast<size_t>(number)].name + ")";
   }
 
   const IslandsOptions options_;
@@ -81,7 +80,7 @@ class IslandsRun {
   Lobby lobby_;
   RoundHub hub_;
   std::vector<Machine> machines_;
-  int signal_ = 0;  ///< that ends the run at once
+  int signal_ = 0;      ///< that ends the run at once
   bool asked_ = false;  ///< to save and leave
 };
 
@@ -132,8 +131,8 @@ void IslandsRun::start(int number) {
   std::string endpoints;
   for (const Endpoint& one : lobby_.door().endpoints()) endpoints += (endpoints.empty() ? "" : ",") + one.text();
   const Host& host = options_.machines.hosts[static_cast<size_t>(number)];
-  std::vector<std::string> words = {own_program(), "agent", "--island", "yes", "--connect", endpoints,
-                                    "--node",      std::to_string(number)};
+  std::vector<std::string> words = {own_program(), "agent",   "--island", "yes",
+                                    "--connect",   endpoints, "--node",   std::to_string(number)};
   words = launch_words(options_.machines.launch_command, host.name, words);
   Machine& one = machine(number);
   one.process = std::make_unique<AgentProcess>(words, tls_.key(), environment_, guard_, settings_);
@@ -219,8 +218,9 @@ void IslandsRun::take_end(int number, int exit_code, const std::string& how) {
     one.phase = Machine::Phase::kFinished;
     if (hub_.has_come(number)) return;
     one.exit_code = kExitBadCommandLine;
-    return tell(name_of(number) + " finished and took part in no round: its program has no DiLoCo, and --islands does "
-                                  "nothing for it; leave --islands out");
+    return tell(name_of(number) +
+                " finished and took part in no round: its program has no DiLoCo, and --islands does "
+                "nothing for it; leave --islands out");
   }
   const std::string what = name_of(number) + " " + how;
   // A program that has never come to a round would fail in the same way again.
@@ -262,8 +262,7 @@ std::optional<int> IslandsRun::exit_code() const {
   const auto failed = std::find_if(machines_.begin(), machines_.end(), [](const Machine& one) {
     return (one.phase == Machine::Phase::kGone || one.phase == Machine::Phase::kFinished) && one.exit_code != 0;
   });
-  const bool all_ended = gone + finished == count() ||
-                         (asked_ && counted(Machine::Phase::kRuns) == 0);
+  const bool all_ended = gone + finished == count() || (asked_ && counted(Machine::Phase::kRuns) == 0);
   if (!asked_ && count() - gone < options_.least) {
     if (!options_.goes_on_without) return failed->exit_code;
     tell("fewer than the " + std::to_string(options_.least) + " machines that --elastic demands are left");

@@ -15,9 +15,9 @@ struct IslandsOptions {
   std::string run_dir;
   std::vector<std::string> run_options;  ///< of `lockstep run` on each machine
   std::vector<std::string> command;
-  int least = 1;               ///< machines
+  int least = 1;                 ///< machines
   bool goes_on_without = false;  ///< one that will not come again
-  int max_restarts = 0;        ///< of each machine
+  int max_restarts = 0;          ///< of each machine
   int restarts_per_hour = kAnyNumber;
   std::optional<std::chrono::milliseconds> round_deadline;
 };

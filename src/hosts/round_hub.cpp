@@ -132,9 +132,11 @@ void RoundHub::hand_out(int island, Member& from, std::string_view body) {
   const auto round = hub::take<int64_t>(body);
   if (giver_.starts) {
     if (round < round_)
-      options_.tell("no machine has the outer copy after round " + std::to_string(round_) + " any more; all continue from " +
-                    name_of_machine(island) + "'s after round " + std::to_string(round));
-    go_back(round);
+      options_.tell("no machine has the outer copy after round " + std::to_string(round_) +
+                    " any more; all continue from " + name_of_machine(island) + "'s after round " +
+                    std::to_string(round));
+    round_ = round;
+    counted_.go_back(round);
     from.standing = Standing::kIn;
     known_.lost.erase(island);
     expected_ = {island};
@@ -144,8 +146,8 @@ void RoundHub::hand_out(int island, Member& from, std::string_view body) {
     std::string take;
     hub::put(take, round);
     hub::put(take, static_cast<uint8_t>(giver_.starts ? 1 : 0));
-    hub::put(take, counted(number).step);
-    hub::put(take, counted(number).round);
+    hub::put(take, counted_.last(number).step);
+    hub::put(take, counted_.last(number).round);
     take += body;
     send(member, hub::Kind::kTake, take);
     for (const auto& [closed, result] : giver_.since)
@@ -161,13 +163,12 @@ void RoundHub::hand_out(int island, Member& from, std::string_view body) {
   first_waits_.reset();
 }
 
-RoundHub::Counted RoundHub::counted(int island) const {
+CountedSteps::Counted CountedSteps::last(int island) const {
   const auto found = counted_.find(island);
   return found == counted_.end() || found->second.empty() ? Counted{} : found->second.back();
 }
 
-void RoundHub::go_back(int64_t round) {
-  round_ = round;
+void CountedSteps::go_back(int64_t round) {
   for (auto& [island, all] : counted_) std::erase_if(all, [&](const Counted& one) { return one.round > round; });
 }
 
@@ -278,7 +279,7 @@ void RoundHub::close(Clock::time_point now) {
     contributed.insert(island);
     if (!member.takes_part) continue;
     took_part.insert(island);
-    counted_[island].push_back({round_ + 1, member.step});
+    counted_.add(island, {round_ + 1, member.step});
     hub::put(entries, static_cast<int32_t>(island));
     hub::put(entries, static_cast<uint64_t>(member.bytes.size()));
     entries += member.bytes;
@@ -313,16 +314,14 @@ void RoundHub::record(const std::set<int>& took_part, size_t bytes, const std::s
     if (member != members_.end() && member->second.contributed) why = "its parameters were not finite";
     left_out += (left_out.empty() ? "" : ", ") + in_quotes(std::to_string(island)) + ": " + in_quotes(why);
   }
-  options_.record("{\"round\": " + std::to_string(round_) + ", \"took_part\": [" + list_of(took_part) +
-                  "], \"left_out\": {" + left_out + "}, \"bytes\": " + std::to_string(bytes) +
-                  ", \"seconds_open\": " + seconds_text(now - *open_.first) +
-                  ", \"seconds_waited\": " + seconds_text(now - *open_.last) + ", \"outer_before\": " + in_quotes(outer) +
-                  "}");
+  options_.record(
+      "{\"round\": " + std::to_string(round_) + ", \"took_part\": [" + list_of(took_part) + "], \"left_out\": {" +
+      left_out + "}, \"bytes\": " + std::to_string(bytes) + ", \"seconds_open\": " + seconds_text(now - *open_.first) +
+      ", \"seconds_waited\": " + seconds_text(now - *open_.last) + ", \"outer_before\": " + in_quotes(outer) + "}");
   const std::string who = list_of(took_part) + "; " + left_out;
   if (who == std::exchange(told_, who)) return;
   options_.tell("round " + std::to_string(round_) + ": machines " + list_of(took_part) + " of " +
-                std::to_string(options_.islands) + " take part" +
-                (left_out.empty() ? "" : "; left out: " + left_out));
+                std::to_string(options_.islands) + " take part" + (left_out.empty() ? "" : "; left out: " + left_out));
 }
 
 void RoundHub::tick(Clock::time_point now) {

@@ -18,8 +18,25 @@
 
 namespace lockstep::hosts {
 
-/// The one writer of who takes part in the rounds of machines that train by themselves. It collects the pseudo-gradients
-/// of a round, and sends all that came to every machine: so all machines step by the same ones. It computes nothing.
+/// The pseudo-gradients that are in the outer copy, by machine.
+class CountedSteps {
+ public:
+  struct Counted {
+    int64_t round = 0, step = 0;
+  };
+  void add(int island, Counted one) { counted_[island].push_back(one); }
+  /// The last of a machine; zeros: there is none.
+  Counted last(int island) const;
+  /// Forgets those after a round, because no machine has the outer copy of a later one.
+  void go_back(int64_t round);
+
+ private:
+  std::map<int, std::vector<Counted>> counted_;  // in the order of rounds
+};
+
+/// The one writer of who takes part in the rounds of machines that train by themselves. It collects the
+/// pseudo-gradients of a round, and sends all that came to every machine: so all machines step by the same ones. It
+/// computes nothing.
 ///
 /// A round closes when all machines that took part in the last one and are still there have contributed, or at its
 /// deadline. A machine whose channel ends, or that is silent for kLeftOutAfter, is not waited for. One that comes gets
@@ -74,16 +91,12 @@ class RoundHub {
     std::map<int, std::string> lost;  ///< why a machine is not in the rounds
     std::optional<uint64_t> model;
   };
-  /// A pseudo-gradient that is in the outer copy.
-  struct Counted {
-    int64_t round = 0, step = 0;
-  };
   struct OpenRound {
     std::optional<Clock::time_point> first, last;  ///< contributions
   };
   struct Giver {
-    int island = -1;      ///< -1: nobody has been asked
-    bool starts = false;  ///< its state is that of a start
+    int island = -1;                                     ///< -1: nobody has been asked
+    bool starts = false;                                 ///< its state is that of a start
     std::vector<std::pair<int64_t, std::string>> since;  ///< results since it was asked
   };
 
@@ -97,10 +110,6 @@ class RoundHub {
   void refuse(int island, Member& member, const std::string& why);
   void drop_the_lost(Clock::time_point now);
   void start_if_all_wait(Clock::time_point now);
-  /// The last of a machine.
-  Counted counted(int island) const;
-  /// Goes back to a round, because no machine has the outer copy of a later one.
-  void go_back(int64_t round);
   /// Refuses those that come when the others have finished.
   void refuse_the_late();
   void close_if_due(Clock::time_point now);
@@ -113,7 +122,7 @@ class RoundHub {
   std::map<int, Member> members_;  // by island: results have this order, in which all machines add them up
   int64_t round_ = 0;              // closed so far
   Known known_;
-  std::map<int, std::vector<Counted>> counted_;  // in the order of rounds
+  CountedSteps counted_;
   OpenRound open_;
   Giver giver_;
   std::set<int> expected_;

@@ -10,7 +10,6 @@
 #include <lockstep/diloco.h>
 #include <lockstep/ema.h>
 #include <lockstep/grad_scaler.h>
-#include <lockstep/island.h>
 #include <lockstep/lr_scheduler.h>
 #include <lockstep/replica.h>
 #include <lockstep/trainer.h>
@@ -33,9 +32,6 @@ class TrainingStep {
         model_(attached == nullptr ? *own_ : *attached),
         device_(module->parameters().front().device()),
         scaler_(replicas_, {.enabled = options.precision == Precision::kHalf}) {
-    TORCH_CHECK(island().count == 1,
-                "Trainer: it does not support `lockstep run --islands`, because its evaluations are made by all machines "
-                "together; start the program without --islands, or write the loop with DiLoCo and island_shard()");
     if (options.diloco) diloco_.emplace(model_, group, *options.diloco);
     if (options.ema) ema_.emplace(*module, *options.ema);
   }

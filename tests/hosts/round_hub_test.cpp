@@ -141,7 +141,8 @@ TEST_F(Rounds, AllGetWhatAllHaveSentInTheOrderOfTheMachines) {
   contribute(1, 1, 20, "b");
   for (const int island : {0, 1, 2}) EXPECT_EQ(result(island), "1: a b c");
   ASSERT_EQ(records_.size(), 1u);
-  EXPECT_NE(records_[0].find("\"took_part\": [0, 1, 2], \"left_out\": {}, \"bytes\": 3"), std::string::npos) << records_[0];
+  EXPECT_NE(records_[0].find("\"took_part\": [0, 1, 2], \"left_out\": {}, \"bytes\": 3"), std::string::npos)
+      << records_[0];
 }
 
 TEST_F(Rounds, AMachineWhoseChannelEndsIsNotWaitedForAndWhatItHasSentGoesWithIt) {

@@ -72,9 +72,9 @@ int main(int argc, char** argv) {
     diloco.finish();
     if (context.rank() != 0) return 0;
     std::ofstream figures(own + ".json");
-    figures << "{\"rounds\": " << diloco.stats().rounds << ", \"hash\": \"" << lockstep::hash(lockstep::state_dict(*net))
-            << "\", \"bytes_sent\": " << diloco.stats().bytes_sent << ", \"wait_seconds\": " << diloco.stats().wait_seconds
-            << ", \"machines\": [";
+    figures << "{\"rounds\": " << diloco.stats().rounds << ", \"hash\": \""
+            << lockstep::hash(lockstep::state_dict(*net)) << "\", \"bytes_sent\": " << diloco.stats().bytes_sent
+            << ", \"wait_seconds\": " << diloco.stats().wait_seconds << ", \"machines\": [";
     for (int machine = 0; machine < island.count; ++machine)
       figures << (machine > 0 ? ", " : "") << counts_of(net->numbers.detach().narrow(0, machine * steps, steps));
     figures << "]}\n";

@@ -34,7 +34,7 @@ MAY_INCLUDE = {
     "context": {"launch", "nn", "collectives", "rendezvous", "rank_page", "base"},
     "data_parallel": {"context", "reducer", "nn", "collectives", "observe", "rank_page", "base"},
     "optim": {"reducer", "data_parallel", "checkpoint", "collectives", "rank_page", "base"},
-    "diloco": {"optim", "checkpoint", "data_parallel", "context", "reducer", "collectives", "rank_page", "base"},
+    "diloco": {"optim", "checkpoint", "data_parallel", "context", "reducer", "collectives", "data", "rank_page", "base"},
     "fully_sharded": {"optim", "checkpoint", "data_parallel", "context", "reducer", "collectives", "rank_page", "base"},
     "pipeline": {"checkpoint", "data_parallel", "context", "reducer", "collectives", "rank_page", "base", "data"},
     "run_log": {"data_parallel", "context", "observe", "base"},
