@@ -85,7 +85,9 @@ void add_options(CLI::App& app, RunRequest& request, Words& words) {
          "--elastic", words.elastic,
          "Continue with fewer ranks, down to MIN, when one fails twice at its place or is asked to leave, and with as "
          "many as `lockstep resize` asks for, up to MAX. Starts with -n, or MAX, ranks; at most 10 restarts "
-         "within an hour, unless --max-restarts or --restarts-per-hour set another limit")
+         "within an hour, unless --max-restarts or --restarts-per-hour set another limit. With --islands: MIN, the "
+         "machines "
+         "that must be left")
       ->type_name("MIN:MAX");
   app.add_option("--log-dir,--run-dir", request.options.run_dir,
                  "Folder for the run's files. Default: runs/<time>-<program>-<pid>, removed if it stays empty")

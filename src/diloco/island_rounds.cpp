@@ -286,7 +286,8 @@ void DiLoCo::State::AmongIslands::follow() {
   std::string text;
   bool took_part = false;
   apply_all(s_.islands_->results(text), took_part);
-  turn().at = s_.stats.steps + half_a_round();
+  // It has been behind for long enough.
+  turn().at = s_.stats.steps + std::max<int64_t>(1, s_.options_.sync_every / 4);
   if (!s_.islands_->is_in()) return join_islands();
   if (s_.stats.steps < turn().repeats_until) {
     turn().at = std::min(turn().at, turn().repeats_until);

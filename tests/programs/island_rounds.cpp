@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
     lockstep::LocalSGD diloco(model, context, sync_every);
     torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(1));
     const std::string own = folder + "/machine_" + std::to_string(island.number);
-    lockstep::Checkpointer checkpointer(own, context.group(), {.every_steps = sync_every, .asynchronous = false});
+    lockstep::Checkpointer checkpointer(own, context.group(), {.asynchronous = false});
     constexpr auto kEachRank = lockstep::Checkpointer::Scope::kEachRank;
     checkpointer.add("model", *net, kEachRank).add("diloco", diloco);
     checkpointer.resume();
@@ -66,8 +66,7 @@ int main(int argc, char** argv) {
         net->numbers[first].fill_(NAN);
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(pause));
-      diloco.step();
-      checkpointer.step(step + 1);
+      if (diloco.step()) checkpointer.save(step + 1);
     }
     diloco.finish();
     if (context.rank() != 0) return 0;

@@ -39,9 +39,10 @@ class IslandsTest(OneCommandTest):
 
     STEPS, EVERY = 160, 20
 
-    def begin_islands(self, hosts, *options, steps=STEPS, pause=10, ranks=1, nan=()):
+    def begin_islands(self, hosts, *options, steps=STEPS, pause=10, ranks=1, nan=(), launch="ip netns exec {host}"):
         program = [os.path.join(BIN, "island_rounds"), self.folder, steps, self.EVERY, pause, *nan]
-        return self.begin(*hosts.lockstep_run([ranks] * len(hosts.names), "--islands", "--run-dir", "run", *options, "--", *program))
+        command = hosts.lockstep_run([ranks] * len(hosts.names), "--islands", "--run-dir", "run", *options, "--", *program)
+        return self.begin(*[launch if word == "ip netns exec {host}" else word for word in command])
 
     def rounds(self):
         path = os.path.join(self.folder, "run", "rounds.jsonl")
@@ -181,10 +182,12 @@ class IslandsInTrouble(IslandsTest):
 
     def test_the_coordinators_end_ends_the_machines_by_name(self):
         with Hosts(3) as hosts:
-            process = self.begin_islands(hosts, "--elastic", "1", steps=100000)
+            # As with ssh, agents do not end with the process that has started them.
+            apart = "sh -c 'exec 3<&0; ip netns exec \"$0\" \"$@\" <&3 & wait $!' {host}"
+            process = self.begin_islands(hosts, "--elastic", "1", steps=100000, launch=apart)
             self.await_round(process, 3)
             self.kill_machine(hosts, 0)
-            process.communicate(timeout=30)
+            process.wait(timeout=30)
             self.nothing_left(seconds=40)
         for machine in (1, 2):
             with open(os.path.join(self.folder, "run", f"machine_{machine}", "rank_0.log"), encoding="utf-8") as log:
