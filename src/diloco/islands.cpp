@@ -11,7 +11,7 @@
 namespace lockstep::diloco {
 namespace {
 
-std::atomic<bool> asked_for_shard{false};
+std::atomic<bool> asked_for_shard{false}, has_islands{false};
 
 /// Each with its length before it.
 std::string put_together(const std::vector<std::string>& parts) {
@@ -49,9 +49,16 @@ Islands::Islands(HubPlace place, const Group& here) : here_(here), place_(std::m
   if (here_.rank() == 0) client_ = std::make_unique<HubClient>(place_);
 }
 
+Islands::~Islands() { has_islands = false; }
+
 std::unique_ptr<Islands> Islands::of_environment(const Group& here) {
   std::optional<HubPlace> place = HubPlace::of_environment();
   if (!place) return nullptr;
+  if (has_islands.exchange(true))
+    throw Error(
+        "DiLoCo: `lockstep run --islands` supports one DiLoCo at a time, and this process has another; train the "
+        "models "
+        "one after the other, or leave --islands out");
   return std::unique_ptr<Islands>(new Islands(std::move(*place), here));
 }
 

@@ -26,7 +26,9 @@ struct IslandRound {
 class Islands {
  public:
   /// Empty if the run was not started with --islands.
+  /// Throws Error if this process has another one, since a machine has one place in the rounds.
   static std::unique_ptr<Islands> of_environment(const Group& here);
+  ~Islands();
 
   int island() const { return place_.island; }
   int count() const { return place_.islands; }

@@ -216,6 +216,7 @@ void IslandsRun::take_end(int number, int exit_code, const std::string& how) {
   one.process.reset();
   if (exit_code == 0) {
     one.phase = Machine::Phase::kFinished;
+    hub_.give_up(number, /*finished=*/true);
     if (hub_.has_come(number)) return;
     one.exit_code = kExitBadCommandLine;
     return tell(name_of(number) +
@@ -226,7 +227,7 @@ void IslandsRun::take_end(int number, int exit_code, const std::string& how) {
   // A program that has never come to a round would fail in the same way again.
   if (!hub_.has_come(number) || hub_.is_refused(number) || !may_start_again(one)) {
     one.phase = Machine::Phase::kGone;
-    hub_.give_up(number);
+    hub_.give_up(number, /*finished=*/false);
     return tell(what + (options_.goes_on_without ? "; it is not started again" : ""));
   }
   const auto pause =

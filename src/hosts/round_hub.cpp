@@ -10,6 +10,8 @@ namespace {
 constexpr size_t kMostJoinBytes = 4096;
 /// Between two ticks of a hub that runs. After longer ones its machine was stopped or busy, and messages wait.
 constexpr std::chrono::milliseconds kLongTick{300};
+/// Bytes for one machine that its link has not taken, besides those of some rounds.
+constexpr size_t kMostUnsent = 256 << 20, kMostRoundsUnsent = 4;
 
 std::string list_of(const std::set<int>& islands) {
   std::string text;
@@ -128,6 +130,7 @@ void RoundHub::refuse(int island, Member& member, const std::string& why) {
 
 /// The giver's state has come: all that wait for one get it, and the results since.
 void RoundHub::hand_out(int island, Member& from, std::string_view body) {
+  largest_ = std::max(largest_, body.size());
   if (island != giver_.island) return;
   const auto round = hub::take<int64_t>(body);
   if (giver_.starts) {
@@ -190,6 +193,8 @@ void RoundHub::drop_the_lost(Clock::time_point now) {
       member.end = "its channel has ended (" + member.channel->reason() + ")";
     else if (now - member.channel->last_heard() > kLeftOutAfter)
       member.end = "it was silent for " + std::to_string(kLeftOutAfter.count()) + " ms";
+    else if (member.channel->queued() > kMostUnsent + kMostRoundsUnsent * largest_)
+      member.end = "its link does not take the rounds as fast as they are closed";
     if (member.end.empty()) continue;
     leave_rounds(island, member, member.end);
     member.channel->close(member.end);
@@ -292,6 +297,7 @@ void RoundHub::close(Clock::time_point now) {
   hub::put(body, static_cast<int32_t>(giver_.island));
   hub::put(body, static_cast<int32_t>(took_part.size()));
   body += entries;
+  largest_ = std::max(largest_, body.size());
   if (giver_.island >= 0) giver_.since.emplace_back(round_, body);
   record(took_part, bytes, digits_of(outer), now);
   for (auto& [island, member] : members_) {

@@ -61,8 +61,8 @@ class RoundHub {
   void watch(PollSet& polled);
   /// Handles what has come, and everything that depends on time; to be called at least ten times a second.
   void tick(Clock::time_point now);
-  /// The machine will not come again.
-  void give_up(int island) { known_.gone.insert(island); }
+  /// The machine will not come again; `finished`: its program has ended in order.
+  void give_up(int island, bool finished) { (finished ? known_.finished : known_.gone).insert(island); }
   bool is_connected(int island) const { return members_.contains(island); }
   size_t connected() const { return members_.size(); }
   /// Whether its program has ever asked to take part.
@@ -127,6 +127,7 @@ class RoundHub {
   Giver giver_;
   std::set<int> expected_;
   std::string told_;
+  size_t largest_ = 0;  // bytes of a result or a state
   std::optional<Clock::time_point> first_waits_;
   Clock::time_point last_tick_ = Clock::now();
 };

@@ -54,7 +54,7 @@ class Rounds : public ::testing::Test {
     for (Arrival& arrival : lobby_.take_arrivals()) hub_->admit(arrival.hello.node, std::move(arrival.channel));
     hub_->tick(Clock::now());
     for (auto& [island, agent] : agents_) {
-      if (island != silent_) agent->send_bytes(static_cast<uint8_t>(Kind::kAlive), {});
+      if (island != silent_ && hub_->is_connected(island)) agent->send_bytes(static_cast<uint8_t>(Kind::kAlive), {});
       while (const auto message = agent->next(hub::kMostBytes))
         if (message->kind != hosts::Kind::kBeat)
           heard_[island].push_back({static_cast<Kind>(message->kind), std::string(message->body)});
@@ -117,8 +117,9 @@ class Rounds : public ::testing::Test {
     for (const int island : islands) join(island);
     EXPECT_EQ(next(islands.front()).kind, Kind::kGive);
     give(islands.front(), 0, "state");
-    for (const int island : islands)
+    for (const int island : islands) {
       if (island != islands.front()) EXPECT_EQ(next(island).kind, Kind::kTake);
+    }
   }
 
   const Key key_ = Key::generate();

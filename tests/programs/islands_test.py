@@ -248,6 +248,51 @@ class IslandsInTrouble(IslandsTest):
             output = self.ended(self.begin(*hosts.lockstep_run((1, 1), "--islands", "--run-dir", "run", "true")), 2)
         self.assertIn("took part in no round", output)
 
+    def test_machines_with_other_options_end_the_run(self):
+        with Hosts(2) as hosts:
+            own = f"exec {BIN}/island_rounds {self.folder} 100 $((20 + ${{LOCKSTEP_ISLAND%%/*}})) 10"
+            output = self.ended(self.begin(*hosts.lockstep_run((1, 1), "--islands", "--run-dir", "run", "--", "sh", "-c", own)), 44)
+        self.assertRegex(output, "machine [01] has another model, other ranks, or other options of the DiLoCo")
+
+    def test_without_elastic_the_others_wait_until_a_machine_is_back(self):
+        with Hosts(2) as hosts:
+            process = self.begin_islands(hosts, "--max-restarts", "1")
+            self.await_round(process, 3)
+            self.kill_machine(hosts, 1)
+            output = self.ended(process, 0)
+        self.assertFalse([one for one in self.rounds() if one["took_part"] == [0] and one["left_out"] != {"1": STATE} and one["left_out"] != {"1": "it has finished"}], output)
+        self.check_samples([0, 1])
+
+    def test_a_killed_rank_ends_its_machine_alone(self):
+        with Hosts(2) as hosts:
+            process = self.begin_islands(hosts, "--elastic", "1", ranks=2, steps=300)
+            self.await_round(process, 3)
+            os.kill([pid for pid in processes_of(hosts, 1) if name_of(pid).startswith("island_rounds")][1], signal.SIGKILL)
+            output = self.ended(process, 0)
+        rounds = self.rounds()
+        self.assertTrue([one for one in rounds if one["took_part"] == [0]], output)
+        self.assertTrue([one for one in rounds[-8:] if 1 in one["took_part"]], output)
+        self.check_samples([0, 1])
+
+    def test_status_and_sigterm(self):
+        with Hosts(2) as hosts:
+            process = self.begin_islands(hosts, steps=100000)
+            self.await_round(process, 3)
+            status = run(LOCKSTEP, "status", os.path.join(self.folder, "run")).stdout
+            self.assertRegex(status, r"machines that meet in rounds: \d+ rounds, the last \d+; \d+ bytes")
+            self.assertRegex(status, r"machine 1  took part in \d+ rounds, last in round \d+\n")
+            stacks = subprocess.run([LOCKSTEP, "stacks", os.path.join(self.folder, "run")], capture_output=True, text=True)
+            self.assertIn("whose machines are runs of their own", stacks.stderr)
+            for pid in processes_of(hosts, 0):
+                with open(f"/proc/{pid}/cmdline", encoding="utf-8") as file:
+                    words = file.read().split("\0")
+                if "--islands" in words and words[0] == LOCKSTEP:
+                    os.kill(pid, signal.SIGTERM)
+            output = process.communicate(timeout=40)[0]
+        self.assertIn("the machines are asked to save and leave", output)
+        self.assertNotEqual(process.returncode, 0, output)
+        self.nothing_left(seconds=10)
+
     def test_several_fragments_are_refused(self):
         with Hosts(2) as hosts:
             command = hosts.lockstep_run((1, 1), "--islands", "--run-dir", "run", os.path.join(BIN, "gpt_text"), "--epochs", "1", "--sync-every", "20", "--fragments", "2")
