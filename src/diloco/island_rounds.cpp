@@ -181,7 +181,7 @@ void DiLoCo::State::AmongIslands::take_place(const diloco::Islands::Joined& join
     warn(" comes back at step " + std::to_string(s_.stats.steps) + ", and its work up to step " +
          std::to_string(joined.counted_step) +
          " is in the outer copy: it repeats these steps, and sends nothing of "
-         "them; save a checkpoint after each round to have fewer of them");
+         "them; save a checkpoint whenever step() returns true to have fewer of them");
   const at::Tensor learned = learned_since_round();
   take_state(*joined.state);
   s_.stats.rounds = joined.round;
