@@ -185,7 +185,8 @@ void add_parts(lockstep::Checkpointer& checkpointer, Gpt& net, Model& model, Opt
 template <typename Model>
 void train(const Options& options, const lockstep::Context& context, Gpt& net, Model& model,
            const lockstep::Group& replicas, lockstep::DiLoCo* diloco = nullptr) {
-  lockstep::DataLoader train(part_of(options, 0, 0.9, std::max(1, options.block_length / 4)), context,
+  lockstep::DataLoader train(part_of(options, 0, 0.9, std::max(1, options.block_length / 4)),
+                             lockstep::island_shard(context),
                              {.batch_size = options.batch_size, .shuffle = true, .drop_last = true});
   // All ranks gather a layer, so all run as many batches.
   lockstep::DataLoader valid(part_of(options, 0.9, 1, 0), context,
@@ -199,8 +200,10 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
       optimizer, lockstep::warm_up(rising, lockstep::cosine_annealing_lr(std::max<int64_t>(1, steps - rising))));
   std::optional<lockstep::Checkpointer> checkpointer;
   if (!options.folder.empty()) {
+    // Machines of `lockstep run --islands` have a folder each.
+    const std::string own = "/machine_" + std::to_string(lockstep::island().number);
     checkpointer.emplace(
-        options.folder, context.group(),
+        lockstep::island().count > 1 ? options.folder + own : options.folder, context.group(),
         lockstep::CheckpointerOptions{
             .every_minutes = 10, .higher_is_better = false, .memory_every_n_steps = options.memory_every});
     add_parts(*checkpointer, net, model, optimizer, diloco);

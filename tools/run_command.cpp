@@ -8,6 +8,8 @@
 #include "base/usable_cores.h"
 #include "hosts/agent.h"
 #include "hosts/hosts_plan.h"
+#include "hosts/island_agent.h"
+#include "hosts/islands.h"
 #include "hosts/link_probe.h"
 #include "launch/launch_error.h"
 #include "launch/launcher.h"
@@ -40,6 +42,8 @@ int run_command(std::vector<std::string> words, const EnvironmentBlock& environm
   const RunRequest request = parse_run_command(
       std::move(words), cores, count_gpus(find_variable(environment, "CUDA_VISIBLE_DEVICES", "-")), environment);
   const EnvironmentBlock ranks_environment = with_variables(environment, request.variables);
+  if (request.help.empty() && request.islands)
+    return hosts::run_islands(*request.islands, hosts::Key::generate(), ranks_environment);
   if (request.help.empty() && request.hosts) return run_on_several_machines(request, ranks_environment);
   if (request.help.empty() && !request.dry_run) return launch(request.options, ranks_environment);
   std::cout << (request.dry_run ? describe_plan(request.options, ranks_environment) : request.help);
@@ -69,6 +73,8 @@ int agent_command(const std::vector<std::string>& words, const EnvironmentBlock&
   }
   options.node = parse_number("--node", take("--node"), 0, kMaxRanks - 1);
   options.interface = take("--interface");
+  if (!take("--island").empty())
+    return hosts::run_island_agent(options, hosts::Key::from_descriptor(STDIN_FILENO), environment);
   return hosts::run_agent(options, hosts::Key::from_descriptor(STDIN_FILENO), environment);
 }
 

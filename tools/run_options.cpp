@@ -22,6 +22,7 @@ const char* const kRunUsage =
     "                    [--debugger RANK] [--dry-run]\n"
     "                    [--hosts NODE1:4,NODE2:4 | --hostfile FILE]\n"
     "                    [--launch-command TEMPLATE] [--interface NAME]\n"
+    "                    [--islands [--elastic MIN] [--round-deadline S]]\n"
     "                    [--nnodes M --node-rank R --rendezvous HOST:PORT]\n"
     "                    [--key-file FILE] [--encrypt [--link-port P] [--relay NODE]]\n"
     "                    [--] PROGRAM [ARGS...]\n";
@@ -62,10 +63,10 @@ class RunFormatter : public HelpFormatter {
 /// The options' values, as written.
 struct Words {
   // Optional, so that an empty text is refused, not taken as absent.
-  std::optional<std::string> ranks, restarts, per_hour, elastic, virtual_ranks;
+  std::optional<std::string> ranks, restarts, per_hour, elastic, virtual_ranks, round_deadline;
   std::string tee = "0", grace = "5", hang_timeout = "300", bind = "none", debugger;
   std::vector<std::string> variables;
-  bool ignored = false;
+  bool islands = false, ignored = false;
   HostsOptions hosts;
 };
 
@@ -84,7 +85,9 @@ void add_options(CLI::App& app, RunRequest& request, Words& words) {
          "--elastic", words.elastic,
          "Continue with fewer ranks, down to MIN, when one fails twice at its place or is asked to leave, and with as "
          "many as `lockstep resize` asks for, up to MAX. Starts with -n, or MAX, ranks; at most 10 restarts "
-         "within an hour, unless --max-restarts or --restarts-per-hour set another limit")
+         "within an hour, unless --max-restarts or --restarts-per-hour set another limit. With --islands: MIN, the "
+         "machines "
+         "that must be left")
       ->type_name("MIN:MAX");
   app.add_option("--log-dir,--run-dir", request.options.run_dir,
                  "Folder for the run's files. Default: runs/<time>-<program>-<pid>, removed if it stays empty")
@@ -115,6 +118,14 @@ void add_options(CLI::App& app, RunRequest& request, Words& words) {
   app.add_option("--debugger", words.debugger, "Run this rank under gdb, or else lldb, on the terminal")
       ->type_name("RANK");
   words.hosts.add_to(app);
+  app.add_flag(
+      "--islands", words.islands,
+      "With --hosts: each machine is a run of its own, of a program that trains by DiLoCo. With --elastic MIN the "
+      "others go on without one that is lost, as long as MIN machines are left, and it comes back");
+  app.add_option("--round-deadline", words.round_deadline,
+                 "With --islands: seconds after the first machine's contribution to a round until it is closed without "
+                 "those that are missing. Default: it waits for all that live")
+      ->type_name("S");
   app.add_flag("--dry-run", request.dry_run, "Print what each rank would run, and start nothing");
   app.add_flag("--standalone,--no-python", words.ignored, "Accepted because torchrun has them; no effect");
 }
@@ -203,7 +214,7 @@ Binding parse_binding(const std::string& text) {
 
 void read_restarts(const Words& words, LaunchOptions& options) {
   std::optional<std::string> per_hour = words.per_hour;
-  if (options.elastic && !words.restarts && !per_hour) per_hour = kElasticRestartsPerHour;
+  if (words.elastic && !words.restarts && !per_hour) per_hour = kElasticRestartsPerHour;
   if (per_hour) options.restarts_per_hour = parse_number("--restarts-per-hour", *per_hour, 0, kMaxRestarts);
   if (words.restarts)
     options.max_restarts = parse_number("--max-restarts", *words.restarts, 0, kMaxRestarts);
@@ -211,10 +222,43 @@ void read_restarts(const Words& words, LaunchOptions& options) {
     options.max_restarts = kAnyNumber;
 }
 
+/// Makes `request` one of --islands. REQUIRES: its hosts are read.
+void read_islands(const Words& words, RunRequest& request) {
+  if (!request.hosts || !request.hosts->coordinator || request.hosts->coordinator->rendezvous)
+    refuse("--islands needs --hosts or --hostfile, since it starts the machines itself");
+  const hosts::CoordinatorOptions& on = *request.hosts->coordinator;
+  const std::pair<const char*, bool> others[] = {{"--virtual-ranks", words.virtual_ranks.has_value()},
+                                                 {"--dry-run", request.dry_run},
+                                                 {"--link-port", on.encryption.port != 0},
+                                                 {"--relay", !on.encryption.relay.empty()},
+                                                 {"--key-file", !request.hosts->key_file.empty()}};
+  for (const auto& [name, given] : others)
+    if (given) refuse(std::string("--islands and ") + name + " cannot be used together; leave one out");
+  for (const hosts::Host& host : on.hosts)
+    if (host.slots != on.hosts.front().slots)
+      refuse("--islands needs as many ranks on each machine; " + on.hosts.front().name + " has " +
+             std::to_string(on.hosts.front().slots) + ", and " + host.name + " has " + std::to_string(host.slots));
+  const int count = static_cast<int>(on.hosts.size());
+  hosts::IslandsOptions& islands = request.islands.emplace();
+  islands.machines = on;
+  islands.run_dir = request.options.run_dir;
+  islands.command = request.options.command;
+  islands.max_restarts = request.options.max_restarts;
+  islands.restarts_per_hour = request.options.restarts_per_hour;
+  islands.goes_on_without = words.elastic.has_value();
+  islands.least = words.elastic ? parse_number("--elastic", *words.elastic, 1, count) : count;
+  if (words.round_deadline) islands.round_deadline = parse_seconds("--round-deadline", *words.round_deadline, false);
+  islands.run_options = {"--grace", words.grace, "--hang-timeout", words.hang_timeout,
+                         "--bind",  words.bind,  "--tee",          words.tee};
+  for (const std::string& variable : words.variables)
+    islands.run_options.insert(islands.run_options.end(), {"--env", variable});
+  request.hosts.reset();
+}
+
 void read_words(const Words& words, int usable_cores, int gpus, const EnvironmentBlock& environment,
                 RunRequest& request) {
   LaunchOptions& options = request.options;
-  if (words.elastic) options.elastic = parse_range("--elastic", *words.elastic);
+  if (words.elastic && !words.islands) options.elastic = parse_range("--elastic", *words.elastic);
   const int most = options.elastic ? options.elastic->max : 1;
   const bool on_hosts = words.hosts.asked_for(environment);
   const int without = on_hosts ? 1 : most;  // on each machine
@@ -245,6 +289,8 @@ void read_words(const Words& words, int usable_cores, int gpus, const Environmen
         parse_number("--virtual-ranks", *words.virtual_ranks, std::max(options.ranks, most), kMaxVirtualRanks);
     request.variables.push_back("LOCKSTEP_VIRTUAL_RANKS=" + std::to_string(count));
   }
+  if (words.islands) return read_islands(words, request);
+  if (words.round_deadline) refuse("--round-deadline belongs to --islands; leave it out, or give both");
   if (words.debugger.empty()) return;
   options.debugged_rank = parse_number("--debugger", words.debugger, 0, options.ranks - 1);
   options.hang_timeout = kNever;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "hosts/islands.h"
 #include "hosts_options.h"
 #include "launch/plan.h"
 
@@ -16,8 +17,9 @@ namespace lockstep {
 /// The request of a `lockstep run` command line.
 struct RunRequest {
   LaunchOptions options;
-  EnvironmentBlock variables;         ///< of --env
-  std::optional<HostsRequest> hosts;  ///< for a run on several machines
+  EnvironmentBlock variables;                    ///< of --env
+  std::optional<HostsRequest> hosts;             ///< for a run on several machines
+  std::optional<hosts::IslandsOptions> islands;  ///< with --islands; then `hosts` is empty
   bool dry_run = false;
   std::string help;  ///< not empty: only print this
 };

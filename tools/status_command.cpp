@@ -19,6 +19,7 @@
 #include "launch/process/process_table.h"
 #include "report/starts.h"
 #include "report/text.h"
+#include "rounds_status.h"
 #include "running_run.h"
 #include "stacks.h"
 
@@ -201,6 +202,15 @@ int StatusCommand::run() const {
   if (folder_.empty())
     throw LaunchError(kExitBadCommandLine,
                       "no run is given; give its folder (`lockstep status --all` lists the folders of active runs)");
+  if (has_rounds(folder_)) {
+    if (stacks_->parsed())
+      throw LaunchError(kExitBadCommandLine,
+                        "the run is one of --islands, whose machines are runs of their own; give the "
+                        "folder of one, " +
+                            folder_ + "/machine_0, on that machine");
+    std::cout << rounds_text(folder_);
+    return std::cout.flush() ? kExitOk : kExitStorage;
+  }
   const RunningRun run = find_run(folder_);
   int code = kExitOk;
   if (stacks_->parsed())

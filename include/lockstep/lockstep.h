@@ -29,6 +29,7 @@
 #include <lockstep/group.h>
 #include <lockstep/heartbeat.h>
 #include <lockstep/image_folder.h>
+#include <lockstep/island.h>
 #include <lockstep/kept_memory.h>
 #include <lockstep/lr_scheduler.h>
 #include <lockstep/memory_estimate.h>

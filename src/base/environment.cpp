@@ -2,6 +2,8 @@
 
 #include <cstdlib>
 
+#include "base/island_variables.h"
+
 namespace lockstep {
 namespace {
 
@@ -61,5 +63,7 @@ Environment Environment::from_process() {
       .lockstep_fuzz_seed = read("LOCKSTEP_FUZZ_SEED"),
   };
 }
+
+IslandVariables IslandVariables::from_process() { return {.lockstep_island = read("LOCKSTEP_ISLAND")}; }
 
 }  // namespace lockstep

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include <c10/util/Exception.h>
+
 #include <lockstep/error.h>
 
 #include "base/machine_name.h"
@@ -83,6 +85,10 @@ std::vector<int64_t> Machines::layout() const {
     all.push_back(-1);
   }
   return all;
+}
+
+void Machines::warn_of(int machine, const std::string& what) const {
+  if (all_.rank() == 0 || (machine == own_ && here_.rank() == 0)) TORCH_WARN("DiLoCo: ", name_of(machine), ' ', what);
 }
 
 std::string Machines::name_of(int machine) const {

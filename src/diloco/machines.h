@@ -34,6 +34,8 @@ class Machines {
   int in_rail(int machine) const { return in_rail_[static_cast<size_t>(machine)]; }
   /// Numbers in all(): of the rank `of` of here(), and of the first rank of a machine's model.
   int number_of(int of) const { return ranks_[static_cast<size_t>(own_)][static_cast<size_t>(of)]; }
+  /// Warns that the machine did something, on rank 0 and on the machine's first rank.
+  void warn_of(int machine, const std::string& what) const;
   int first_rank(int machine) const { return ranks_[static_cast<size_t>(machine)].front(); }
   /// The ranks in all() of each machine, each followed by -1.
   std::vector<int64_t> layout() const;

@@ -39,6 +39,8 @@ class OuterFragment {
   /// All slices of the outer copy. Every rank of the machine calls it.
   at::Tensor whole(const Machines& machines) const;
 
+  /// This rank's slice of the outer copy; undefined on a rank without one.
+  const at::Tensor& copy() const { return copy_; }
   /// Rounding errors of this machine's pseudo-gradient, and of the means that this rank has sent; undefined without
   /// error feedback.
   const at::Tensor& rest() const { return rest_; }

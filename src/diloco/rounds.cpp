@@ -18,6 +18,7 @@
 #include "collectives/storages.h"
 #include "data_parallel/divergence.h"
 #include "data_parallel/same_model.h"
+#include "diloco/finite.h"
 #include "diloco/wire_format.h"
 #include "rank_page/operation_label.h"
 #include "reducer/reduction_plan.h"
@@ -110,8 +111,7 @@ bool any(const std::vector<bool>& flags) { return std::find(flags.begin(), flags
 
 DiLoCo::State::State(Replica& of, const Group& group, DiLoCoOptions given)
     : model_(state_of(of)),
-      model_is_alive_(model_.alive),
-      attachments_(model_.attachments),
+      held_{.is_alive = model_.alive, .claim = {}, .attachments = model_.attachments},
       options_(std::move(given)),
       names_(names_of(model_.attached.trained())),
       fragment_parameters_(checked_fragments(group, model_, options_)),
@@ -123,19 +123,25 @@ DiLoCo::State::State(Replica& of, const Group& group, DiLoCoOptions given)
   check_same_on_all_ranks(group, "option", optimizers);
   for (const OuterFragment& fragment : fragments_) fragment.check_optimizer();
   // The address stays the model's own while there is a weak pointer to it.
-  claim_.emplace(model_.alive.get());
-  stats.rounds_by_machine.assign(static_cast<size_t>(machines_.count()), 0);
+  held_.claim.emplace(model_.alive.get());
+  islands_ = diloco::Islands::of_environment(machines_.here());
+  if (islands_) check_for_islands();
+  stats.rounds_by_machine.assign(static_cast<size_t>(islands_ ? islands_->count() : machines_.count()), 0);
 
-  std::vector<at::Tensor> others;
   SetTensors set;
-  for (const auto& one : model_.attached.known()) {
-    set.insert(one.tensor.unsafeGetTensorImpl());
-    if (!one.followed) others.push_back(one.tensor);
-  }
-  for (const auto& [name, buffer] : model_.attached.buffers()) others.push_back(buffer);
-  if (!others.empty() && group.world_size() > 1) broadcast_weights(group, others, /*root=*/0);
+  for (const auto& one : model_.attached.known()) set.insert(one.tensor.unsafeGetTensorImpl());
+  const auto equal = others();
+  if (!equal.empty() && group.world_size() > 1) broadcast_weights(group, equal, /*root=*/0);
   for (size_t fragment = 0; fragment < fragments_.size(); ++fragment) write(fragment, /*keep=*/0);
   notify_broadcast(set);
+}
+
+std::vector<at::Tensor> DiLoCo::State::others() const {
+  std::vector<at::Tensor> others;
+  for (const auto& one : model_.attached.known())
+    if (!one.followed) others.push_back(one.tensor);
+  for (const auto& [name, buffer] : model_.attached.buffers()) others.push_back(buffer);
+  return others;
 }
 
 std::vector<OuterFragment> DiLoCo::State::make_fragments() {
@@ -149,7 +155,7 @@ std::vector<OuterFragment> DiLoCo::State::make_fragments() {
 }
 
 void DiLoCo::State::check_usable() const {
-  TORCH_CHECK(!model_is_alive_.expired(),
+  TORCH_CHECK(!held_.is_alive.expired(),
               "DiLoCo: its model was destroyed; let the DistributedDataParallel outlive the DiLoCo");
   if (!problem_.empty()) throw Error(problem_);
   if (!any_borrowed()) return;
@@ -178,11 +184,11 @@ Standing DiLoCo::State::agree(size_t which, const at::Tensor& values) const {
   if (machines_.here().world_size() > 1)
     for (const at::Tensor& parameter : parameters) hash = Hash::mixed(hash, hash_of(parameter));
   if (frozen_[which]) mine = {Condition::kFrozen, *frozen_[which]};
-  if (model_.attachments != attachments_) mine = {Condition::kRefreshed};
+  if (model_.attachments != held_.attachments) mine = {Condition::kRefreshed};
   const OperationLabel label("a round of DiLoCo");
   const int64_t words[] = {stats.steps, static_cast<int64_t>(mine.condition), static_cast<int64_t>(mine.detail),
                            static_cast<int64_t>(hash), static_cast<int64_t>(fragments_[which].hash())};
-  const at::Tensor all = machines_.here().all_gather(at::tensor(words, at::kLong));
+  const at::Tensor all = machines_.here().all_gather(at::tensor(c10::ArrayRef<int64_t>(words), at::kLong));
   Standing worst;
   uint64_t outer = Hash::kStart;  // every rail must have the same outcome
   int other = 0;                  // a rank whose parameters are not the first one's
@@ -255,15 +261,9 @@ void DiLoCo::State::count(const Outcome& outcome, int64_t sent_at) {
     if (outcome.took_part[static_cast<size_t>(machine)])
       ++stats.rounds_by_machine[static_cast<size_t>(machine)];
     else
-      warn_of(machine, "was left out of the round of step " + std::to_string(sent_at) +
-                           ": its parameters were not finite; it continues from the outer copy");
+      machines_.warn_of(machine, "was left out of the round of step " + std::to_string(sent_at) +
+                                     ": its parameters were not finite; it continues from the outer copy");
   }
-}
-
-/// On rank 0, and where it happened.
-void DiLoCo::State::warn_of(int machine, const std::string& what) const {
-  if (machines_.all().rank() == 0 || (machine == machines_.own() && machines_.here().rank() == 0))
-    TORCH_WARN("DiLoCo: ", machines_.name_of(machine), ' ', what);
 }
 
 void DiLoCo::State::end_round(Round& round, double keep) {
@@ -275,43 +275,15 @@ void DiLoCo::State::end_round(Round& round, double keep) {
   write(round.fragment, keep);
 }
 
-std::string DiLoCo::State::problem_of(size_t which, const at::Tensor& outer) const {
-  const auto are_finite = [](const at::Tensor& numbers) {
-    if (numbers.numel() == 0) return true;
-    const auto [least, most] = at::aminmax(numbers);  // NaN if there is one
-    return at::isfinite(least).item<bool>() && at::isfinite(most).item<bool>();
-  };
-  const auto& parameters = fragments_[which].fragment().parameters();
-  int64_t offset = 0;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const at::Tensor numbers = outer.narrow(0, offset, parameters[i].numel());
-    offset += parameters[i].numel();
-    if (are_finite(numbers.to(parameters[i].scalar_type()).to(at::kFloat))) continue;
-    const std::string name = names_[fragment_parameters_[which][i]];
-    if (stats.steps == 0)
-      return "DiLoCo: parameter " + name + " of rank " + std::to_string(machines_.first_rank(0)) +
-             " is not finite, and all machines would begin with it; initialise the model on that rank";
-    std::ostringstream text;
-    text << "DiLoCo: the outer copy of parameter " << name << " is not finite after the round that ended in step "
-         << stats.steps << ", so no machine can continue from it; ";
-    if (options_.outer_optimizer)
-      text << "let outer_optimizer make smaller steps";
-    else
-      text << "outer_lr is " << options_.outer_lr << " and outer_momentum " << options_.outer_momentum
-           << ": give less, such as 0.7 and 0.9";
-    text << ", and resume from a checkpoint, or start anew";
-    return text.str();
-  }
-  return "";
-}
-
 void DiLoCo::State::write(size_t which, double keep) {
   const at::NoGradGuard no_grad;
   const OuterFragment& fragment = fragments_[which];
   const auto& parameters = fragment.fragment().parameters();
   const at::Tensor outer = fragment.whole(machines_);
-  problem_ = problem_of(which, outer);
-  if (!problem_.empty()) throw Error(problem_);
+  if (const auto bad = diloco::first_not_finite(parameters, outer)) {
+    problem_ = diloco::outer_problem(names_[fragment_parameters_[which][*bad]], stats.steps, options_, machines_);
+    throw Error(problem_);
+  }
   fragment.fragment().write(outer, keep, /*writes_shared=*/machines_.here().rank() == 0);
   if (std::any_of(parameters.begin(), parameters.end(), [](const auto& one) { return is_owned_together(one); }))
     machines_.here().barrier();
@@ -321,6 +293,7 @@ void DiLoCo::State::write(size_t which, double keep) {
 bool DiLoCo::State::step() {
   check_usable();
   note_frozen();
+  if (islands_) return step_among_islands();
   const int64_t now = ++stats.steps;
   bool has_set = false;
   for (Round& round : under_way_)
@@ -347,6 +320,7 @@ bool DiLoCo::State::step() {
 void DiLoCo::State::finish() {
   check_usable();
   note_frozen();
+  if (islands_) return finish_among_islands();
   while (!under_way_.empty()) {
     Round round = std::move(under_way_.front());
     under_way_.pop_front();
@@ -358,7 +332,7 @@ void DiLoCo::State::finish() {
     Round round = begin(fragment);
     end_round(round, /*keep=*/0);
   }
-  average_buffers();
+  diloco::average_finite_buffers(machines_, model_.attached.buffers());
 }
 
 void DiLoCo::State::warn_unless_finished() const {
@@ -369,28 +343,6 @@ void DiLoCo::State::warn_unless_finished() const {
   TORCH_WARN("DiLoCo: destroyed ", stats.steps - last_round, " steps after the last round of a part of the model",
              under_way_.empty() ? "" : ", with rounds under way",
              ", so the machines have different parameters; call finish() before you use the model");
-}
-
-void DiLoCo::State::average_buffers() const {
-  std::vector<at::Tensor> numbers;
-  for (const auto& [name, buffer] : model_.attached.buffers())
-    if (buffer.is_floating_point() || buffer.is_complex()) numbers.push_back(buffer);
-  if (numbers.empty() || machines_.count() == 1) return;
-  const OperationLabel label("the buffers of a DiLoCo");
-  const bool is_finite = std::all_of(numbers.begin(), numbers.end(),
-                                     [](const at::Tensor& buffer) { return at::isfinite(buffer).all().item<bool>(); });
-  const at::Tensor told = machines_.all().all_gather(at::scalar_tensor(is_finite ? 1 : 0, at::kLong));
-  int taking_part = 0;
-  for (int machine = 0; machine < machines_.count(); ++machine)
-    if (told[machines_.first_rank(machine)].item<int64_t>() != 0)
-      ++taking_part;
-    else
-      warn_of(machine, "was left out of the average of the buffers, some of which are not finite");
-  if (taking_part == 0) return;
-  const bool takes_part = machines_.here().rank() == 0 && is_finite;
-  if (!is_finite)
-    for (const at::Tensor& buffer : numbers) buffer.zero_();  // no part of NaN is nothing
-  average_coalesced(machines_.all(), numbers, takes_part ? 1.0 / taking_part : 0);
 }
 
 }  // namespace lockstep

@@ -12,6 +12,7 @@
 #include "data_parallel/replica_state.h"
 #include "diloco/claim.h"
 #include "diloco/exchange.h"
+#include "diloco/islands.h"
 #include "diloco/machines.h"
 #include "diloco/outer_fragment.h"
 
@@ -61,10 +62,14 @@ struct DiLoCo::State {
   /// Sets the fragment's parameters from the outer copy. Every rank of the machine calls it. Throws Error, and leaves
   /// the parameters as they are, if the copy has numbers that they cannot hold: then on all ranks of all machines.
   void write(size_t fragment, double keep);
-  /// Describes the first parameter of a fragment that would not be finite; empty: none.
-  std::string problem_of(size_t fragment, const at::Tensor& outer) const;
-  void average_buffers() const;
-  void warn_of(int machine, const std::string& what) const;
+
+  /// The rounds among machines that come and go (island_rounds.cpp).
+  class AmongIslands;
+  bool step_among_islands();
+  void finish_among_islands();
+  void check_for_islands() const;
+  /// Parameters that are not trained, and buffers.
+  std::vector<at::Tensor> others() const;
   /// This machine, the number of machines, this rank's slice or -1, the number of slices.
   std::vector<int64_t> place() const;
   /// Throws Error if a saved state is of another place or model.
@@ -74,9 +79,11 @@ struct DiLoCo::State {
   std::string described() const;
 
   ReplicaState& model_;
-  const std::weak_ptr<const bool> model_is_alive_;
-  std::optional<diloco::Claim> claim_;  ///< on the model, which no other DiLoCo may have
-  const int attachments_;               ///< of the model when this was made: another number after a refresh()
+  struct {
+    std::weak_ptr<const bool> is_alive;
+    std::optional<diloco::Claim> claim;  ///< no other DiLoCo may have it
+    int attachments;                     ///< another number after a refresh()
+  } held_;                               ///< of the model, when this was made
   const DiLoCoOptions options_;
   const std::vector<std::string> names_;                        ///< of the model's trained parameters
   const std::vector<std::vector<size_t>> fragment_parameters_;  ///< places in the model's trained parameters
@@ -84,8 +91,9 @@ struct DiLoCo::State {
   std::vector<diloco::OuterFragment> fragments_;
   std::vector<std::optional<int32_t>> frozen_;  ///< by fragment: a parameter that a step saw frozen
   std::deque<Round> under_way_;
-  int64_t saved_at_ = 0;  ///< the step of the last state_dict()
-  std::string problem_;   ///< why no round is possible any more; empty: they are
+  int64_t saved_at_ = 0;                      ///< the step of the last state_dict()
+  std::string problem_;                       ///< why no round is possible any more; empty: they are
+  std::unique_ptr<diloco::Islands> islands_;  ///< null without `lockstep run --islands`
 };
 
 }  // namespace lockstep

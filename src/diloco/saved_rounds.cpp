@@ -109,6 +109,10 @@ StateDict DiLoCo::State::state_dict() {
   };
   scalar("step", stats.steps);
   saved_at_ = stats.steps;
+  if (islands_) {
+    scalar("island", islands_->island());
+    scalar("island_round", stats.rounds);
+  }
   state.insert("machines", at::tensor(machines_.layout(), at::kLong));
   state.insert("options", tensor_of_text(described()));
   state.insert("place", at::tensor(place(), at::kLong));
@@ -164,6 +168,10 @@ void DiLoCo::State::check_state(const StateDict& state) const {
   for (size_t fragment = 0; fragment < fragments_.size(); ++fragment)
     fragments_[fragment].check(without_prefix(fragment_name(fragment), state));
   check_options(state, described());
+  if (islands_ && number(state, "island") != islands_->island())
+    throw Error("the state of DiLoCo was saved by machine " + std::to_string(number(state, "island")) +
+                " of `lockstep run --islands`, and this is machine " + std::to_string(islands_->island()) +
+                "; give each machine a folder of its own for its checkpoints, by lockstep::island().number");
 }
 
 void DiLoCo::State::load_state_dict(const StateDict& state) {
@@ -192,6 +200,8 @@ void DiLoCo::State::load_state_dict(const StateDict& state) {
   frozen_.assign(fragments_.size(), std::nullopt);
   problem_.clear();
   stats.steps = steps;
+  stats.rounds = islands_ ? number(state, "island_round") : stats.rounds;
+  if (islands_) islands_->pause();  // step() gets the outer state that the other machines have now
 }
 
 void DiLoCo::State::load_from_ranks(const std::vector<StateDict>& ranks) {

@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -16,6 +17,8 @@ namespace {
 
 /// The pieces read in one turn, so that a side that never stops sending does not delay others.
 constexpr int kPiecesInATurn = 64;
+/// A key of AES-GCM must not encrypt more than about 2^24 records (RFC 8446, 5.5).
+constexpr size_t kMostByAKey = 1 << 30;
 
 std::string address_text(int socket, int (*name)(int, sockaddr*, socklen_t*)) {
   sockaddr_storage address{};
@@ -80,6 +83,8 @@ void Channel::flush() {
   wants_write_ = false;
   while (queued() > 0) {
     ERR_clear_error();
+    if (sent_by_key_ >= kMostByAKey && SSL_key_update(tls_.get(), SSL_KEY_UPDATE_NOT_REQUESTED) == 1) sent_by_key_ = 0;
+    ERR_clear_error();
     const size_t size = std::min<size_t>(queued(), 1 << 20);
     const int count = SSL_write(tls_.get(), outbox_.data() + sent_, static_cast<int>(size));
     if (count <= 0) {
@@ -87,8 +92,10 @@ void Channel::flush() {
       break;
     }
     sent_ += static_cast<size_t>(count);
+    sent_by_key_ += static_cast<size_t>(count);
   }
-  if (sent_ == outbox_.size() || sent_ > (1 << 20)) {
+  // Moves each byte once at most, however long the rest is.
+  if (sent_ == outbox_.size() || sent_ > std::max<size_t>(outbox_.size() / 2, 1 << 20)) {
     outbox_.erase(0, sent_);
     sent_ = 0;
   }

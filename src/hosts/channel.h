@@ -37,6 +37,8 @@ class Channel {
     send_body(kind, encode(message));
   }
   void send(Kind kind) { send_body(kind, {}); }
+  /// As above, of a kind that this file does not know.
+  void send_bytes(uint8_t kind, std::string_view body) { send_body(static_cast<Kind>(kind), body); }
   /// Sends a beat if one is due.
   void beat(Clock::time_point now);
   Clock::time_point next_beat() const { return next_beat_; }
@@ -79,6 +81,7 @@ class Channel {
   bool wants_write_ = false;
   std::string inbox_, outbox_;
   size_t read_ = 0, sent_ = 0;  // bytes of these consumed
+  size_t sent_by_key_ = 0;
   Clock::time_point last_heard_ = Clock::now();
   Clock::time_point next_beat_ = Clock::now() + kBeatEvery;
 };

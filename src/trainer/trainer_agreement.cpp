@@ -10,6 +10,7 @@
 #include <c10/util/Type.h>
 
 #include <lockstep/error.h>
+#include <lockstep/island.h>
 
 #include "base/counted.h"
 #include "base/first_difference.h"
@@ -169,6 +170,10 @@ void check_attached(const Group& group, const torch::nn::Module& module, const t
 void check_agreement(const Group& group, const Agreement& agreement,
                      const std::function<void(const Schedule&)>& use_schedule) {
   const OperationLabel label("Trainer::fit()");
+  if (island().count > 1)
+    throw Error(
+        "Trainer::fit(): `lockstep run --islands` is not supported, because all machines evaluate together; start the "
+        "program without --islands, or write the loop with DiLoCo and island_shard()");
   const TrainerOptions& options = agreement.options;
   OptionLines lines;
   lines.add("epochs", options.epochs);

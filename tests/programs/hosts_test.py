@@ -13,7 +13,7 @@ import unittest
 
 from support import BIN, LOCKSTEP, TRAIN, ProgramTest, dies_with_us, environment, main, marked_processes, python_with_torch, run, thorough
 
-ADDRESSES = ("10.213.7.1", "10.213.7.2", "10.213.7.3")
+ADDRESSES = ("10.213.7.1", "10.213.7.2", "10.213.7.3", "10.213.7.4")
 
 
 class Hosts:

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <lockstep/group.h>
+
+#include "diloco/hub_client.h"
+
+namespace lockstep::diloco {
+
+/// A round as the hub has closed it.
+struct IslandRound {
+  int64_t number = 0;
+  int giver = -1;                        ///< the island that is to give its state after this round; -1: none
+  std::map<int, std::string_view> sent;  ///< by those that took part: all slices, one after the other
+};
+
+/// This machine among others that come and go. Its first rank speaks with the hub; all ranks of the machine make all
+/// calls, and get the same answers, errors included.
+class Islands {
+ public:
+  /// Empty if the run was not started with --islands.
+  /// Throws Error if this process has another one, since a machine has one place in the rounds.
+  static std::unique_ptr<Islands> of_environment(const Group& here);
+  ~Islands();
+
+  int island() const { return place_.island; }
+  int count() const { return place_.islands; }
+  bool is_in() const { return is_in_; }
+  bool has_left() const { return has_left_; }
+
+  struct Turn {
+    int64_t at = 0;             ///< the step of the next round
+    int64_t repeats_until = 0;  ///< the step up to which the outer copy has this machine's work
+  };
+  Turn turn;
+
+  struct Joined {
+    std::optional<std::string> state;  ///< of all slices, as put together by give(); empty: this machine's own counts
+    int64_t round = 0;
+    bool starts = true;  ///< all machines begin, or go on, together
+    /// Of the last pseudo-gradient of this machine that the state has in it; 0: of none.
+    int64_t counted_step = 0, counted_round = 0;
+  };
+  struct Contribution {
+    int64_t round, step;
+    bool takes_part;
+    uint64_t outer;  ///< a hash of this rank's slice of the outer copy, which the hub compares
+  };
+  /// `round`: the last one that this machine's outer copy has.
+  Joined join(int64_t round, uint64_t model);
+  void give(int64_t round, const std::string& own_slice);
+  /// The bytes of this rank's slice in a state.
+  std::string slice_of(const std::string& state) const;
+
+  /// Results that this machine has missed, or else that of the round to which it contributes. Empty: the machine is
+  /// out, and has to join() again. `text`: outlives the result.
+  std::vector<IslandRound> contribute(const Contribution& own, const std::string& own_slice, std::string& text);
+  /// The results that have come; is_in() tells whether the machine is out.
+  std::vector<IslandRound> results(std::string& text);
+  /// Until the next join().
+  void pause() { is_in_ = false; }
+  void leave();
+
+ private:
+  Islands(HubPlace place, const Group& here);
+  bool leads() const { return client_ != nullptr; }
+  /// On the first rank `speak`'s text, or the text of its Error; returned, or thrown, on all.
+  template <typename Speak>
+  std::string on_all(const Speak& speak) const;
+
+  const Group here_;
+  const HubPlace place_;
+  std::unique_ptr<HubClient> client_;  ///< on the first rank
+  bool is_in_ = false, has_left_ = false;
+};
+
+/// Whether island_shard() has been called in this process.
+bool has_asked_for_island_shard();
+
+}  // namespace lockstep::diloco

@@ -1,0 +1,316 @@
+#include "hosts/islands.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <set>
+
+#include "base/printable.h"
+#include "base/version.h"
+#include "hosts/agent_process.h"
+#include "hosts/hosts_plan.h"
+#include "hosts/launch_command.h"
+#include "hosts/lobby.h"
+#include "hosts/round_hub.h"
+#include "launch/launch_error.h"
+#include "launch/process/own_program.h"
+#include "launch/run_folder.h"
+
+namespace lockstep::hosts {
+namespace {
+
+constexpr int kTickMs = 50;
+constexpr std::chrono::seconds kLongestWait(30);
+/// Without a channel, after which the command that has started a machine is given up: its machine may be gone.
+constexpr std::chrono::seconds kOutOfReach(20);
+/// At the end, for agents to end their ranks.
+constexpr std::chrono::seconds kGoodbye(12);
+
+struct Machine {
+  enum class Phase { kRuns, kPauses, kFinished, kGone };
+  Phase phase = Phase::kPauses;
+  std::unique_ptr<AgentProcess> process;
+  int starts = 0;
+  std::deque<Clock::time_point> ends;  ///< within an hour
+  int exit_code = 0;
+  Clock::time_point start_at = Clock::now(), seen = Clock::now();
+};
+
+class IslandsRun {
+ public:
+  IslandsRun(const IslandsOptions& options, const Key& key, const EnvironmentBlock& environment);
+  int run();
+
+ private:
+  RoundHub::Options hub_options();
+  Prepare order_for(int number) const;
+  void start(int number);
+  void turn();
+  void take_signals();
+  void take_arrivals();
+  void show(int number);
+  void look_at(int number);
+  void take_end(int number, int exit_code, const std::string& how);
+  bool may_start_again(Machine& machine) const;
+  void end(int exit_code, const std::string& why);
+  std::optional<int> exit_code() const;
+  Machine& machine(int number) { return machines_[static_cast<size_t>(number)]; }
+  int count() const { return static_cast<int>(machines_.size()); }
+  int counted(Machine::Phase phase) const {
+    return static_cast<int>(
+        std::count_if(machines_.begin(), machines_.end(), [&](const Machine& one) { return one.phase == phase; }));
+  }
+  static void tell(const std::string& text) { std::cerr << "lockstep: " << text << std::endl; }
+  std::string name_of(int number) const {
+    return "machine " + std::to_string(number) + " (" + options_.machines.hosts[static_cast<size_t>(number)].name + ")";
+  }
+
+  const IslandsOptions options_;
+  const EnvironmentBlock environment_;
+  const LauncherSettings settings_;
+  const Guard guard_;
+  const Tls tls_;
+  const RunFolder folder_;
+  std::ofstream rounds_;
+  Lobby lobby_;
+  RoundHub hub_;
+  std::vector<Machine> machines_;
+  int signal_ = 0;      ///< that ends the run at once
+  bool asked_ = false;  ///< to save and leave
+};
+
+std::string folder_of(const IslandsOptions& options) {
+  LaunchOptions named;
+  named.run_dir = options.run_dir;
+  named.command = options.command;
+  return run_dir_of(named);
+}
+
+IslandsRun::IslandsRun(const IslandsOptions& options, const Key& key, const EnvironmentBlock& environment)
+    : options_(options),
+      environment_(environment),
+      tls_(key, Side::kCoordinator),
+      folder_(folder_of(options), /*keep_if_empty=*/true, RunFolder::Use::kAlone),
+      rounds_(folder_.path() + "/rounds.jsonl"),
+      lobby_(tls_),
+      hub_(hub_options()),
+      machines_(options.machines.hosts.size()) {
+  std::vector<std::string> names;
+  for (const Host& host : options_.machines.hosts) names.push_back(host.name);
+  const std::string& interface = options_.machines.interface;
+  lobby_.door().open(interface.empty() ? addresses_towards(names) : std::vector{address_on(interface)}, 0);
+  if (!rounds_) throw LaunchError(kExitStorage, "cannot write " + folder_.path() + "/rounds.jsonl");
+}
+
+RoundHub::Options IslandsRun::hub_options() {
+  return {.islands = static_cast<int>(options_.machines.hosts.size()),
+          .least = options_.least,
+          .patience = options_.machines.patience,
+          .deadline = options_.round_deadline,
+          .tell = tell,
+          .record = [this](const std::string& line) { rounds_ << line << std::endl; }};
+}
+
+Prepare IslandsRun::order_for(int number) const {
+  const int slots = options_.machines.hosts[static_cast<size_t>(number)].slots;
+  Prepare order{.environment = environment_, .folder = std::filesystem::current_path().string(), .slots = count()};
+  order.run_dir = folder_.path() + "/machine_" + std::to_string(number);
+  order.command = {"run", "-n", std::to_string(slots), "--run-dir", order.run_dir};
+  order.command.insert(order.command.end(), options_.run_options.begin(), options_.run_options.end());
+  order.command.emplace_back("--");
+  order.command.insert(order.command.end(), options_.command.begin(), options_.command.end());
+  return order;
+}
+
+void IslandsRun::start(int number) {
+  std::string endpoints;
+  for (const Endpoint& one : lobby_.door().endpoints()) endpoints += (endpoints.empty() ? "" : ",") + one.text();
+  const Host& host = options_.machines.hosts[static_cast<size_t>(number)];
+  std::vector<std::string> words = {own_program(), "agent",   "--island", "yes",
+                                    "--connect",   endpoints, "--node",   std::to_string(number)};
+  words = launch_words(options_.machines.launch_command, host.name, words);
+  Machine& one = machine(number);
+  one.process = std::make_unique<AgentProcess>(words, tls_.key(), environment_, guard_, settings_);
+  one.phase = Machine::Phase::kRuns;
+  one.seen = Clock::now();
+  ++one.starts;
+}
+
+void IslandsRun::show(int number) {
+  std::string text = machine(number).process->read_output();
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size() - 1) + 1;
+    std::cout << "[" << number << "] " << text.substr(0, end);
+    text.erase(0, end);
+  }
+  std::cout.flush();
+}
+
+void IslandsRun::take_signals() {
+  while (const int signal = settings_.next_signal()) {
+    if (signal == SIGCONT) continue;
+    const bool asks = (signal == SIGTERM || signal == SIGUSR1) && !asked_;
+    if (!asks) {
+      signal_ = signal;
+      continue;
+    }
+    asked_ = true;
+    tell("the machines are asked to save and leave");
+    hub_.send_to_all(Kind::kAsk);
+  }
+}
+
+void IslandsRun::take_arrivals() {
+  lobby_.tick();
+  for (Arrival& arrival : lobby_.take_arrivals()) {
+    const int number = arrival.hello.node;
+    std::string why;
+    if (arrival.hello.version != library_version())
+      why = "it runs Lockstep " + printable(arrival.hello.version) + ", and the coordinator " + library_version();
+    if (number < 0 || number >= count()) why = "the run has no such machine";
+    if (!why.empty()) {
+      tell(printable(arrival.hello.host) + " cannot take part: " + why);
+      Lobby::send_away(*arrival.channel, kExitNotStarted, "this machine cannot take part: " + why);
+      continue;
+    }
+    arrival.channel->send(Kind::kPrepare, order_for(number));
+    hub_.admit(number, std::move(arrival.channel));
+  }
+  if (const std::string news = lobby_.take_news(); !news.empty()) tell(news);
+}
+
+void IslandsRun::turn() {
+  lobby_.door().expect(static_cast<size_t>(count()) - std::min(hub_.connected(), static_cast<size_t>(count())));
+  PollSet polled;
+  polled.add(settings_.signal_fd(), POLLIN, [this](const pollfd&) { take_signals(); });
+  for (int number = 0; number < count(); ++number) {
+    const Machine& one = machine(number);
+    if (one.phase != Machine::Phase::kRuns) continue;
+    if (one.process->output_fd() >= 0)
+      polled.add(one.process->output_fd(), POLLIN, [this, number](const pollfd&) { show(number); });
+    one.process->watch(polled);
+  }
+  lobby_.watch(polled);
+  hub_.watch(polled);
+  polled.wait(kTickMs);
+  take_arrivals();
+  hub_.tick(Clock::now());
+}
+
+bool IslandsRun::may_start_again(Machine& one) const {
+  const auto now = Clock::now();
+  one.ends.push_back(now);
+  while (now - one.ends.front() > std::chrono::hours(1)) one.ends.pop_front();
+  return !asked_ && one.starts <= options_.max_restarts &&
+         static_cast<int>(one.ends.size()) <= options_.restarts_per_hour;
+}
+
+void IslandsRun::take_end(int number, int exit_code, const std::string& how) {
+  Machine& one = machine(number);
+  one.exit_code = exit_code;
+  one.process.reset();
+  if (exit_code == 0) {
+    one.phase = Machine::Phase::kFinished;
+    hub_.give_up(number, /*finished=*/true);
+    if (hub_.has_come(number)) return;
+    one.exit_code = kExitBadCommandLine;
+    return tell(name_of(number) +
+                " finished and took part in no round: its program has no DiLoCo, and --islands does "
+                "nothing for it; leave --islands out");
+  }
+  const std::string what = name_of(number) + " " + how;
+  // A program that has never come to a round would fail in the same way again.
+  if (!hub_.has_come(number) || hub_.is_refused(number) || !may_start_again(one)) {
+    one.phase = Machine::Phase::kGone;
+    hub_.give_up(number, /*finished=*/false);
+    return tell(what + (options_.goes_on_without ? "; it is not started again" : ""));
+  }
+  const auto pause =
+      std::min<std::chrono::seconds>(kLongestWait, std::chrono::seconds(1LL << std::min(one.starts - 1, 5)));
+  one.phase = Machine::Phase::kPauses;
+  one.start_at = Clock::now() + pause;
+  tell(what + "; it is started again in " + std::to_string(pause.count()) + " s");
+}
+
+void IslandsRun::look_at(int number) {
+  Machine& one = machine(number);
+  if (one.phase == Machine::Phase::kPauses && one.start_at <= Clock::now() && !asked_) return start(number);
+  if (one.phase != Machine::Phase::kRuns) return;
+  if (hub_.is_connected(number)) one.seen = Clock::now();
+  if (const auto end = one.process->end()) {
+    show(number);
+    const int code = end->kind == ProcessEnd::Kind::kSignalled ? 128 + end->value
+                     : end->kind == ProcessEnd::Kind::kExited  ? end->value
+                                                               : int{kExitNotStarted};
+    return take_end(number, code, "ended with " + std::to_string(code));
+  }
+  const auto patience = hub_.has_come(number) ? Clock::duration(kOutOfReach) : options_.machines.patience;
+  if (Clock::now() - one.seen > patience) {
+    show(number);
+    take_end(number, kExitMachineLost, "is out of reach");
+  }
+}
+
+/// Empty: the run goes on.
+std::optional<int> IslandsRun::exit_code() const {
+  if (!hub_.mismatch().empty()) return kExitMismatch;
+  const int gone = counted(Machine::Phase::kGone), finished = counted(Machine::Phase::kFinished);
+  const auto failed = std::find_if(machines_.begin(), machines_.end(), [](const Machine& one) {
+    return (one.phase == Machine::Phase::kGone || one.phase == Machine::Phase::kFinished) && one.exit_code != 0;
+  });
+  const bool all_ended = gone + finished == count() || (asked_ && counted(Machine::Phase::kRuns) == 0);
+  if (!asked_ && count() - gone < options_.least) {
+    if (!options_.goes_on_without) return failed->exit_code;
+    tell("fewer than the " + std::to_string(options_.least) + " machines that --elastic demands are left");
+    return kExitTooFewRanks;
+  }
+  if (!all_ended) return {};
+  if (failed == machines_.end()) return asked_ && finished < count() ? int{kExitPreemptedUnsaved} : int{kExitOk};
+  // With --elastic the run is what those have made that are left.
+  const bool is_lost = failed->phase == Machine::Phase::kGone && !asked_;
+  return is_lost && finished > 0 ? int{kExitOk} : failed->exit_code;
+}
+
+void IslandsRun::end(int exit_code, const std::string& why) {
+  std::set<int> reached;
+  for (int number = 0; number < count(); ++number)
+    if (hub_.is_connected(number)) reached.insert(number);
+  hub_.send_to_all(Kind::kOver, Over{.exit_code = exit_code, .text = why});
+  const Deadline deadline(kGoodbye);
+  while (counted(Machine::Phase::kRuns) > 0 && !deadline.passed()) {
+    turn();
+    for (int number = 0; number < count(); ++number) {
+      Machine& one = machine(number);
+      if (one.phase != Machine::Phase::kRuns) continue;
+      if (!one.process->end() && reached.contains(number)) continue;
+      show(number);
+      one.process.reset();
+      one.phase = Machine::Phase::kGone;
+    }
+  }
+}
+
+int IslandsRun::run() {
+  std::optional<int> code;
+  while (!code && signal_ == 0) {
+    for (int number = 0; number < count(); ++number) look_at(number);
+    code = exit_code();
+    if (!code) turn();
+  }
+  const int result = code ? *code : 128 + signal_;
+  end(result, hub_.mismatch());
+  return result;
+}
+
+}  // namespace
+
+int run_islands(const IslandsOptions& options, const Key& key, const EnvironmentBlock& environment) {
+  return IslandsRun(options, key, environment).run();
+}
+
+}  // namespace lockstep::hosts

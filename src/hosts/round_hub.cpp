@@ -1,0 +1,350 @@
+#include "hosts/round_hub.h"
+
+#include <algorithm>
+
+#include "base/hash.h"
+
+namespace lockstep::hosts {
+namespace {
+
+constexpr size_t kMostJoinBytes = 4096;
+/// Between two ticks of a hub that runs. After longer ones its machine was stopped or busy, and messages wait.
+constexpr std::chrono::milliseconds kLongTick{300};
+/// Bytes for one machine that its link has not taken, besides those of some rounds.
+constexpr size_t kMostUnsent = 256 << 20, kMostRoundsUnsent = 4;
+
+std::string list_of(const std::set<int>& islands) {
+  std::string text;
+  for (const int island : islands) text += (text.empty() ? "" : ", ") + std::to_string(island);
+  return text;
+}
+
+std::string name_of_machine(int island) { return "machine " + std::to_string(island); }
+
+std::string digits_of(uint64_t hash) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
+  return text;
+}
+
+std::string seconds_text(Clock::duration time) { return std::to_string(std::chrono::duration<double>(time).count()); }
+
+/// A text of ours between quotation marks.
+std::string in_quotes(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    result += c;
+  }
+  return result + '"';
+}
+
+}  // namespace
+
+void RoundHub::admit(int island, std::unique_ptr<Channel> channel) {
+  if (const auto before = members_.find(island); before != members_.end()) {
+    leave_rounds(island, before->second, "its agent has connected again");
+    before->second.channel->close("its agent has connected again");
+    members_.erase(before);
+  }
+  members_[island].channel = std::move(channel);
+}
+
+void RoundHub::watch(PollSet& polled) {
+  for (auto& [island, member] : members_)
+    if (member.channel->state() != Channel::State::kClosed)
+      polled.add(member.channel->fd(), member.channel->events(),
+                 [channel = member.channel.get()](const pollfd&) { channel->act(); });
+}
+
+void RoundHub::send(Member& member, hub::Kind kind, std::string_view body) {
+  member.channel->send_bytes(static_cast<uint8_t>(kind), body);
+}
+
+void RoundHub::send_to_all(Kind kind, const Over& over) {
+  for (auto& [island, member] : members_)
+    kind == Kind::kOver ? member.channel->send(kind, over) : member.channel->send(kind);
+}
+
+int RoundHub::count(Standing standing) const {
+  return static_cast<int>(std::count_if(members_.begin(), members_.end(),
+                                        [&](const auto& one) { return one.second.standing == standing; }));
+}
+
+void RoundHub::handle(int island, Member& member, hub::Kind kind, std::string_view body) {
+  switch (kind) {
+    case hub::Kind::kJoin:
+      return join(island, member, body);
+    case hub::Kind::kContribute:
+      return receive(member, body);
+    case hub::Kind::kState:
+      return hand_out(island, member, body);
+    case hub::Kind::kLeave:
+      known_.finished.insert(island);
+      return leave_rounds(island, member, "it has finished");
+    case hub::Kind::kGone:
+      return leave_rounds(island, member, "its first rank's connection has ended");
+    default:
+      return;  // kAlive: it was heard
+  }
+}
+
+void RoundHub::receive(Member& member, std::string_view body) {
+  // One that is late, for a round that has closed, keeps what it has learned for the next.
+  if (hub::take<int64_t>(body) != round_ + 1 || member.standing != Standing::kIn || member.contributed) return;
+  member.step = hub::take<int64_t>(body);
+  member.takes_part = hub::take<uint8_t>(body) != 0;
+  member.outer = hub::take<uint64_t>(body);
+  member.contributed = true;
+  member.bytes = body;
+  open_.last = Clock::now();
+  if (!open_.first) open_.first = open_.last;
+}
+
+void RoundHub::join(int island, Member& member, std::string_view body) {
+  if (member.standing != Standing::kHere) leave_rounds(island, member, "its program has started again");
+  member.round = hub::take<int64_t>(body);
+  const auto model = hub::take<uint64_t>(body);
+  if (!known_.model) known_.model = model;
+  if (*known_.model != model) {
+    const std::string why =
+        "has another model, other ranks, or other options of the DiLoCo than the machine that came first; give all "
+        "machines the same";
+    if (round_ == 0) known_.mismatch = name_of_machine(island) + " " + why;
+    return refuse(island, member, why);
+  }
+  member.standing = Standing::kWaiting;
+  known_.finished.erase(island);
+  known_.came.insert(island);
+  known_.lost[island] = "it gets the outer state";
+  if (!first_waits_) first_waits_ = Clock::now();
+}
+
+void RoundHub::refuse(int island, Member& member, const std::string& why) {
+  member.standing = Standing::kHere;
+  known_.lost[island] = why;
+  known_.refused.insert(island);
+  send(member, hub::Kind::kRefused, name_of_machine(island) + " " + why);
+  options_.tell(name_of_machine(island) + " is refused: it " + why);
+}
+
+/// The giver's state has come: all that wait for one get it, and the results since.
+void RoundHub::hand_out(int island, Member& from, std::string_view body) {
+  largest_ = std::max(largest_, body.size());
+  if (island != giver_.island) return;
+  const auto round = hub::take<int64_t>(body);
+  if (giver_.starts) {
+    if (round < round_)
+      options_.tell("no machine has the outer copy after round " + std::to_string(round_) +
+                    " any more; all continue from " + name_of_machine(island) + "'s after round " +
+                    std::to_string(round));
+    round_ = round;
+    counted_.go_back(round);
+    from.standing = Standing::kIn;
+    known_.lost.erase(island);
+    expected_ = {island};
+  }
+  for (auto& [number, member] : members_) {
+    if (member.standing != Standing::kWaiting) continue;
+    std::string take;
+    hub::put(take, round);
+    hub::put(take, static_cast<uint8_t>(giver_.starts ? 1 : 0));
+    hub::put(take, counted_.last(number).step);
+    hub::put(take, counted_.last(number).round);
+    take += body;
+    send(member, hub::Kind::kTake, take);
+    for (const auto& [closed, result] : giver_.since)
+      if (closed > round) send(member, hub::Kind::kResult, result);
+    member.standing = Standing::kIn;
+    known_.lost.erase(number);
+    if (giver_.starts) expected_.insert(number);
+    if (!giver_.starts)
+      options_.tell(name_of_machine(number) + " has the outer state of " + name_of_machine(island) + " after round " +
+                    std::to_string(round));
+  }
+  giver_ = {};
+  first_waits_.reset();
+}
+
+CountedSteps::Counted CountedSteps::last(int island) const {
+  const auto found = counted_.find(island);
+  return found == counted_.end() || found->second.empty() ? Counted{} : found->second.back();
+}
+
+void CountedSteps::go_back(int64_t round) {
+  for (auto& [island, all] : counted_) std::erase_if(all, [&](const Counted& one) { return one.round > round; });
+}
+
+void RoundHub::leave_rounds(int island, Member& member, const std::string& why) {
+  const bool was_in = member.standing != Standing::kHere;
+  member.standing = Standing::kHere;
+  // What it has contributed to the open round goes with it.
+  member.contributed = false;
+  member.bytes.clear();
+  if (island == giver_.island) giver_ = {};
+  if (!was_in) return;
+  known_.lost[island] = why;
+  if (!known_.finished.contains(island)) options_.tell(name_of_machine(island) + " is left out: " + why);
+}
+
+void RoundHub::drop_the_lost(Clock::time_point now) {
+  for (auto& [island, member] : members_) {
+    if (member.channel->state() == Channel::State::kClosed)
+      member.end = "its channel has ended (" + member.channel->reason() + ")";
+    else if (now - member.channel->last_heard() > kLeftOutAfter)
+      member.end = "it was silent for " + std::to_string(kLeftOutAfter.count()) + " ms";
+    else if (member.channel->queued() > kMostUnsent + kMostRoundsUnsent * largest_)
+      member.end = "its link does not take the rounds as fast as they are closed";
+    if (member.end.empty()) continue;
+    leave_rounds(island, member, member.end);
+    member.channel->close(member.end);
+  }
+  std::erase_if(members_, [](const auto& one) { return !one.second.end.empty(); });
+}
+
+void RoundHub::refuse_the_late() {
+  if (known_.finished.empty() || count(Standing::kIn) > 0 || giver_.island >= 0) return;
+  for (auto& [island, member] : members_)
+    if (member.standing == Standing::kWaiting && member.round < round_)
+      refuse(island, member,
+             "comes when the others have finished, and no machine is left to give the outer copy after round " +
+                 std::to_string(round_) + "; the trained model is on the others");
+}
+
+void RoundHub::start_if_all_wait(Clock::time_point now) {
+  if (giver_.island >= 0 || count(Standing::kIn) > 0) return;
+  int waiting = 0;
+  Member* first = nullptr;
+  for (auto& [island, member] : members_) {
+    if (member.standing != Standing::kWaiting) continue;
+    ++waiting;
+    if (first != nullptr && member.round <= first->round) continue;
+    first = &member;
+    giver_.island = island;
+  }
+  std::set<int> absent = known_.finished;
+  absent.insert(known_.gone.begin(), known_.gone.end());
+  const int all = options_.islands - static_cast<int>(absent.size());
+  const int least = std::min(options_.least, std::max(1, all));
+  const bool patient = first_waits_ && now - *first_waits_ < options_.patience;
+  if (first == nullptr || waiting < (patient ? all : least)) {
+    giver_ = {};
+    return;
+  }
+  first->standing = Standing::kGiving;
+  giver_.starts = true;
+  open_ = {};
+  send(*first, hub::Kind::kGive);
+}
+
+void RoundHub::close_if_due(Clock::time_point now) {
+  if (!open_.first) return;
+  bool awaited = false, any_expected = false, all = true, any = false;
+  for (const auto& [island, member] : members_) {
+    if (member.standing != Standing::kIn) continue;
+    any = any || member.contributed;
+    all = all && member.contributed;
+    if (!expected_.contains(island)) continue;
+    any_expected = true;
+    awaited = awaited || !member.contributed;
+  }
+  if (!any) {
+    open_ = {};
+    return;
+  }
+  const int present = count(Standing::kIn) + count(Standing::kWaiting) + static_cast<int>(known_.finished.size());
+  if (present < options_.least) return;
+  const bool late = options_.deadline && now - *open_.first > *options_.deadline;
+  if (late || (any_expected ? !awaited : all)) close(Clock::now());
+}
+
+void RoundHub::choose_giver(const std::set<int>& from) {
+  if (giver_.island >= 0 || count(Standing::kWaiting) == 0 || from.empty()) return;
+  giver_ = {.island = *from.begin()};
+}
+
+void RoundHub::close(Clock::time_point now) {
+  // Of most of them; the copies of all are the same unless a machine computes other bits.
+  std::map<uint64_t, int> copies;
+  for (const auto& [island, member] : members_)
+    if (member.contributed) ++copies[member.outer];
+  const uint64_t outer = std::max_element(copies.begin(), copies.end(), [](const auto& one, const auto& other) {
+                           return one.second < other.second;
+                         })->first;
+  std::set<int> contributed, took_part;
+  std::string entries;
+  size_t bytes = 0;
+  for (auto& [island, member] : members_) {
+    if (!member.contributed) continue;
+    if (member.outer != outer) {
+      leave_rounds(island, member, "its outer copy differs from the others'; it gets theirs");
+      member.channel->close(known_.lost[island]);
+      continue;
+    }
+    contributed.insert(island);
+    if (!member.takes_part) continue;
+    took_part.insert(island);
+    counted_.add(island, {round_ + 1, member.step});
+    hub::put(entries, static_cast<int32_t>(island));
+    hub::put(entries, static_cast<uint64_t>(member.bytes.size()));
+    entries += member.bytes;
+    bytes += member.bytes.size();
+  }
+  ++round_;
+  choose_giver(took_part.empty() ? contributed : took_part);
+  std::string body;
+  hub::put(body, round_);
+  hub::put(body, static_cast<int32_t>(giver_.island));
+  hub::put(body, static_cast<int32_t>(took_part.size()));
+  body += entries;
+  largest_ = std::max(largest_, body.size());
+  if (giver_.island >= 0) giver_.since.emplace_back(round_, body);
+  record(took_part, bytes, digits_of(outer), now);
+  for (auto& [island, member] : members_) {
+    if (member.standing == Standing::kIn) send(member, hub::Kind::kResult, body);
+    member.contributed = false;
+    member.bytes.clear();
+  }
+  expected_ = contributed;
+  open_ = {};
+}
+
+void RoundHub::record(const std::set<int>& took_part, size_t bytes, const std::string& outer, Clock::time_point now) {
+  std::string left_out;
+  for (int island = 0; island < options_.islands; ++island) {
+    if (took_part.contains(island)) continue;
+    const auto member = members_.find(island);
+    const auto lost = known_.lost.find(island);
+    std::string why = lost != known_.lost.end() ? lost->second : "it is late";
+    if (member == members_.end() && lost == known_.lost.end()) why = "it has not come";
+    if (member != members_.end() && member->second.contributed) why = "its parameters were not finite";
+    left_out += (left_out.empty() ? "" : ", ") + in_quotes(std::to_string(island)) + ": " + in_quotes(why);
+  }
+  options_.record(
+      "{\"round\": " + std::to_string(round_) + ", \"took_part\": [" + list_of(took_part) + "], \"left_out\": {" +
+      left_out + "}, \"bytes\": " + std::to_string(bytes) + ", \"seconds_open\": " + seconds_text(now - *open_.first) +
+      ", \"seconds_waited\": " + seconds_text(now - *open_.last) + ", \"outer_before\": " + in_quotes(outer) + "}");
+  const std::string who = list_of(took_part) + "; " + left_out;
+  if (who == std::exchange(told_, who)) return;
+  options_.tell("round " + std::to_string(round_) + ": machines " + list_of(took_part) + " of " +
+                std::to_string(options_.islands) + " take part" + (left_out.empty() ? "" : "; left out: " + left_out));
+}
+
+void RoundHub::tick(Clock::time_point now) {
+  if (now - last_tick_ > kLongTick)
+    for (auto& [island, member] : members_) member.channel->forgive(now);
+  last_tick_ = now;
+  for (auto& [island, member] : members_) {
+    // A machine that has not joined has nothing long to say.
+    while (const auto message =
+               member.channel->next(member.standing == Standing::kHere ? kMostJoinBytes : hub::kMostBytes))
+      handle(island, member, static_cast<hub::Kind>(message->kind), message->body);
+    member.channel->beat(now);
+  }
+  drop_the_lost(now);
+  refuse_the_late();
+  start_if_all_wait(now);
+  close_if_due(now);
+}
+
+}  // namespace lockstep::hosts
