@@ -229,7 +229,7 @@ void PartLoader::load_from_other_ranks(const CheckpointImage& image) {
   TORCH_WARN("the checkpoint was saved by ", counted(static_cast<int64_t>(image.ranks), "rank", "ranks"),
              " and is resumed on ", group_.world_size(), ". Not resumed is each rank's own state of: ", left_out,
              went_on.empty() ? "" : ". Resumed from the states of all ranks that saved: " + went_on,
-             went_on.empty() ? "" : ", with all that they hold, as a DiLoCo its model's parameters");
+             went_on.empty() ? "" : "; a DiLoCo among them sets its model's parameters, too");
 }
 
 void PartLoader::load_from_ranks(const CheckpointPart& part, const std::vector<Dict>& ranks) {

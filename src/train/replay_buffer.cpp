@@ -21,6 +21,7 @@ namespace lockstep {
 namespace {
 
 constexpr const char *kAdded = "added", *kDraws = "draws";
+constexpr int64_t kMostAdded = int64_t{1} << 62;  ///< more can be added without an overflow
 const std::string kColumn = "samples.";
 
 /// "Float [3]": of one sample.
@@ -162,8 +163,10 @@ void ReplayBuffer::check(const StateDict& state) const {
     if (item.key().starts_with(kColumn) && !columns_.contains(item.key().substr(kColumn.size())))
       wrong += "\n  `" + item.key().substr(kColumn.size()) + "` is unknown";
   if (!wrong.empty()) throw Error("ReplayBuffer: the state has other columns:" + wrong);
-  if (number(state, kAdded) < count || number(state, kDraws) < 0)
-    throw Error("ReplayBuffer: the state's counts of samples and draws are too small");
+  const int64_t added = number(state, kAdded);
+  if (added < count || added > kMostAdded || (count == 0 && added != 0) || number(state, kDraws) < 0)
+    throw Error("ReplayBuffer: the state's counts of samples and draws do not fit its " + std::to_string(count) +
+                " samples");
 }
 
 void ReplayBuffer::clear() { size_ = added_ = draws_ = oldest_ = 0; }

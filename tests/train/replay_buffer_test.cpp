@@ -1,6 +1,7 @@
 #include <lockstep/replay_buffer.h>
 
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -244,6 +245,12 @@ TEST_F(ReplayBufferTest, SaysWhatIsWrongAndChangesNothing) {
   other = good;
   other.erase("draws");
   expect(said_by([&] { buffer_.load_state_dict(other); }), "no number `draws`");
+  for (const int64_t added : {int64_t{1}, std::numeric_limits<int64_t>::max()}) {
+    other = good;
+    other["added"].fill_(added);
+    expect(said_by([&] { buffer_.load_state_dict(other); }), "counts of samples and draws do not fit its 3 samples");
+    other["added"].fill_(3);  // a StateDict's tensors are shared
+  }
   EXPECT_EQ(numbers_in(buffer_), range(0, 3));
   EXPECT_EQ(buffer_.draws(), 0);
 }
