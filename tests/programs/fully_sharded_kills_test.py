@@ -93,6 +93,7 @@ class InMemory(Kills):
     PROGRAM = ("gpt_text", "--fully-sharded", "--generate", "1", "--memory-every", "1")
     HOSTS = ""
     KILLS = 50 if NIGHTLY else 7  # of each kind
+    MOST_LOST = 1  # steps
 
     def launcher(self, name):
         if not self.HOSTS:
@@ -118,7 +119,7 @@ class InMemory(Kills):
             starts = [json.loads(line) for line in file]
         for before, after in zip(starts, starts[1:]):
             if before["steps"] > 0 and after["steps"] > 0:
-                self.assertLessEqual(before["first_step"] + before["steps"] - after["first_step"], 1, f"more than one step was lost: {starts}")
+                self.assertLessEqual(before["first_step"] + before["steps"] - after["first_step"], self.MOST_LOST, f"more steps were lost: {starts}")
 
 
 class PipelineKillsInMemory(InMemory, unittest.TestCase):
@@ -139,7 +140,10 @@ class FullyShardedKillsOfFourMachines(InMemory, unittest.TestCase):
 
 
 class DiLoCoKillsInMemory(InMemory, unittest.TestCase):
-    """Of ranks; in most steps of the training a part of the model is on its way between the machines."""
+    """Of ranks; in most steps of the training a part of the model is on its way between the machines. A machine may have made a step while the other still
+    saves the one before, which then counts for neither."""
+
+    MOST_LOST = 2
 
     PROGRAM = ("gpt_text", "--sync-every", "6", "--fragments", "3", "--overlap", "2", "--wire", "int8", "--generate", "1", "--memory-every", "1")
 
