@@ -55,7 +55,11 @@ TEST(LauncherPage, AVictimThatEndsFirstIsNotBlamed) {
   Launched run(ranks(3, {}, {"join", "0:victim_of=2", "0:exit=1", "2:sleep=100", "2:exit=7", "sleep=60000"}));
   const auto result = run.wait();
   EXPECT_EQ(result.exit_code, 40);
-  EXPECT_TRUE(contains(result.err, "rank 2 of 3 failed first: exit code 7\n")) << result.err;
+  // It is asked to stop if it has not ended soon, as on a busy machine.
+  EXPECT_TRUE(
+      contains(result.err, "rank 2 of 3 failed first: exit code 7\n") ||
+      contains(result.err, "rank 2 of 3 failed first: killed by SIGTERM (Terminated), after it was asked to stop"))
+      << result.err;
   EXPECT_TRUE(contains(result.err, "known by  rank 0, which says: a peer is gone")) << result.err;
   const auto report = report_of(run);
   EXPECT_EQ(report["culprit"]["rank"], 2);
