@@ -45,8 +45,13 @@ TEST(DoctorHosts, TheDirectionThatAFirewallStopsIsNamed) {
   blocked["high_cannot_reach_low"] = "timed out (10.0.0.1:4711)";
   const Lines expected = {
       "node3 cannot connect to node1: timed out (10.0.0.1:4711); allow TCP connections between them in their "
-      "firewalls, on all ports"};
+      "firewalls, on all ports, or run with --encrypt --relay node2, to which all others can connect"};
   EXPECT_EQ(judge({link(0, 1), blocked, link(1, 2)}).broken, expected);
+  Json all = {link(0, 1), blocked, link(1, 2)};
+  for (const size_t i : {size_t{0}, size_t{2}})
+    all[i]["high_cannot_reach_low"] = all[i]["low_cannot_reach_high"] = "timed out";
+  for (const std::string& finding : judge(all).broken)
+    EXPECT_EQ(finding.find("--relay"), std::string::npos) << "nobody reaches all: " << finding;
   // One that nothing passes has no rate, which is no slow link besides.
   const Json dead = {
       {"low", 0}, {"high", 2}, {"low_cannot_reach_high", "refused"}, {"high_cannot_reach_low", "refused"}};
