@@ -227,7 +227,7 @@ bool LinkCarrier::on_a_thread(FileDescriptor socket, Body body) {
 void LinkCarrier::carry(int local, SSL* tls, int wire, const LinkPeer& other,
                         const std::shared_ptr<LinksOfAStart>& now) {
   set_on(local, IPPROTO_TCP, TCP_NODELAY);
-  set_on(wire, SOL_SOCKET, SO_KEEPALIVE);
+  keep_alive(wire);
   const std::string reason = splice(local, tls, wire, other.name);
   if (!reason.empty() && start() == now)
     tell(kLinkNews, "the encrypted link between " + now->own_name() + " and " + other.name + " broke: " + reason);

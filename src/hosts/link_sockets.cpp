@@ -1,6 +1,7 @@
 #include "hosts/link_sockets.h"
 
 #include <arpa/inet.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -19,6 +20,14 @@ sockaddr_in socket_address(uint32_t address, uint16_t port) {
 void set_on(int socket, int level, int option) {
   const int on = 1;
   ::setsockopt(socket, level, option, &on, sizeof on);
+}
+
+void keep_alive(int socket) {
+  set_on(socket, SOL_SOCKET, SO_KEEPALIVE);
+  const int idle = 30, between = 10, most = 3;
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &between, sizeof between);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &most, sizeof most);
 }
 
 FileDescriptor tcp_socket() { return FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)); }

@@ -12,6 +12,8 @@ namespace lockstep::hosts {
 /// `address` and `port` in host byte order.
 sockaddr_in socket_address(uint32_t address, uint16_t port);
 void set_on(int socket, int level, int option);
+/// Asks the other side every 30 s whether it is there: routers forget connections that are silent for some minutes.
+void keep_alive(int socket);
 FileDescriptor tcp_socket();
 /// A waiting connection, non-blocking; empty if there is none, or no descriptor for it.
 FileDescriptor accepted_from(int listener);

@@ -21,7 +21,7 @@ FileDescriptor connect_to_relay(const LinkPlan& plan, const Key& key, RelayReque
     why = "the relay " + relay.name + ": " + why;
     return {};
   }
-  set_on(wire.get(), SOL_SOCKET, SO_KEEPALIVE);
+  keep_alive(wire.get());
   if (ask_relay(wire.get(), key, request, deadline)) return wire;
   why = "the relay " + relay.name + " has no connection from it";
   return {};

@@ -71,7 +71,7 @@ void join(int one, int other) {
 }
 
 void RelayServer::serve(FileDescriptor socket, const RelayRequest& request) {
-  set_on(socket.get(), SOL_SOCKET, SO_KEEPALIVE);
+  keep_alive(socket.get());
   set_on(socket.get(), IPPROTO_TCP, TCP_NODELAY);
   switch (request.kind) {
     case RelayRequest::kRegister:
