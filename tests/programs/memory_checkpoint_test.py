@@ -52,11 +52,14 @@ class MemoryCheckpoint(MemoryRun):
             with self.subTest(ranks=ranks, place=place, step=death):
                 logs = self.train(f"{place}{death}", ranks, death, ranks - 1, place)
                 self.assertEqual([self.end(lines) for lines in logs], expected)
+                begins = self.numbers(logs[0], "begins at")
+                # One step more if another rank was stopped before it had saved the last one.
+                self.assertIn(begins, ([0, death - 1], [0, max(0, death - 2)]))
                 for lines in logs:
-                    self.assertEqual(self.numbers(lines, "begins at"), [0, death - 1])
+                    self.assertEqual(self.numbers(lines, "begins at"), begins)
                     done = self.numbers(lines, "step")
                     self.assertEqual(sorted(set(done)), list(range(1, STEPS + 1)))
-                    self.assertLessEqual(len(done), STEPS + 1, "more than one step was run twice")
+                    self.assertLessEqual(len(done), STEPS + death - begins[1], "more steps were run twice than were lost")
 
     def test_two_ranks_end_with_the_same_bits_wherever_one_dies(self):
         self.goes_on(2)
