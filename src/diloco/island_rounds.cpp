@@ -25,13 +25,13 @@ namespace lockstep {
 namespace {
 
 using diloco::OuterFragment;
-using Tensors = c10::Dict<std::string, at::Tensor>;
+using TensorsByName = c10::Dict<std::string, at::Tensor>;
 
 /// Of a whole outer state in floats: the copy, two of an optimizer like Adam, what rounding lost, and its mean.
 constexpr int64_t kMostInAState = 5 * sizeof(float);
 
 std::string bytes_of(const StateDict& state) {
-  Tensors all;
+  TensorsByName all;
   for (const auto& item : state) all.insert(item.key(), item.value());
   const std::vector<char> bytes = torch::jit::pickle_save(c10::IValue(all));
   return {bytes.begin(), bytes.end()};

@@ -45,6 +45,8 @@ StepWatch::Done StepWatch::since_mark() const {
     const bool regraded = zeroed ? one.gradient._version() > one.version + 1 : changed;
     if (regraded && done.regraded.empty()) done.regraded = one.name;
   }
+  // No step has used them, as when a stage was run by hand.
+  if (!stepped && !kept) done.regraded.clear();
   (stepped ? done.stepped.yes : done.stepped.no) = true;
   if (had) (kept ? done.cleared.no : done.cleared.yes) = true;
   return done;
