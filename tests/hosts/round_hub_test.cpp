@@ -37,10 +37,15 @@ class Rounds : public ::testing::Test {
     agents_[island] = std::make_unique<Channel>(
         connect_to(lobby_.door().endpoints().front(), Deadline(std::chrono::seconds(5)), why), of_agents_);
     agents_[island]->act();
-    for (int i = 0; i < 500 && !agents_[island]->is_open(); ++i) turn();
+    turn_until([&] { return agents_[island]->is_open(); });
     agents_[island]->send(hosts::Kind::kHello, Hello{.node = island});
-    for (int i = 0; i < 500 && !hub_->is_connected(island); ++i) turn();
+    turn_until([&] { return hub_->is_connected(island); });
     ASSERT_TRUE(hub_->is_connected(island));
+  }
+
+  template <typename Condition>
+  void turn_until(const Condition& holds) {
+    for (const Deadline deadline(std::chrono::seconds(10)); !holds() && !deadline.passed();) turn();
   }
 
   void turn() {
