@@ -34,13 +34,6 @@ constexpr std::chrono::seconds kTimeToHear(4), kTimeToSave(8);
 /// Bytes of this machine's under way to the hub, above which no more are taken from the rank.
 constexpr size_t kMostFromRank = 32 << 20;
 
-/// Whether the process at the other end belongs to this user.
-bool is_ours(int socket) {
-  ucred credentials{};
-  socklen_t size = sizeof credentials;
-  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0 && credentials.uid == ::geteuid();
-}
-
 /// The connection of the machine's first rank.
 class RankLine {
  public:
@@ -262,8 +255,7 @@ void IslandAgent::take_signals() {
 }
 
 void IslandAgent::accept_rank() {
-  FileDescriptor socket(::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (socket && is_ours(socket.get())) rank_.emplace(std::move(socket));
+  if (FileDescriptor socket = accept_same_user(listener_.socket.get())) rank_.emplace(std::move(socket));
 }
 
 void IslandAgent::reach_again() {

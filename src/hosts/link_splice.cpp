@@ -6,31 +6,15 @@
 
 #include <cerrno>
 #include <cstring>
-#include <vector>
+
+#include "hosts/link_flow.h"
 
 namespace lockstep::hosts {
 namespace {
 
-constexpr size_t kBufferBytes = 256 << 10;
 /// A key of AES-GCM must not encrypt more than about 2^24 records (RFC 8446, 5.5), which are 400 GB. OpenSSL does not
 /// count, and a change costs some microseconds.
 constexpr size_t kBytesOfAKey = 32 << 20;
-
-/// One direction.
-struct Flow {
-  std::vector<char> buffer = std::vector<char>(kBufferBytes);
-  size_t begin = 0, end = 0;
-  bool source_ended = false, sink_ended = false;
-
-  bool is_empty() const { return begin == end; }
-  size_t size() const { return end - begin; }
-  const char* data() const { return buffer.data() + begin; }
-  void take(size_t bytes) {
-    begin += bytes;
-    if (begin == end) begin = end = 0;
-  }
-  bool has_to_end() const { return source_ended && is_empty() && !sink_ended; }
-};
 
 class Splice {
  public:

@@ -7,9 +7,8 @@
 
 #include <array>
 #include <cerrno>
-#include <vector>
 
-#include "base/socket.h"
+#include "hosts/link_flow.h"
 #include "hosts/link_sockets.h"
 
 namespace lockstep::hosts {
@@ -17,37 +16,32 @@ namespace {
 
 /// For a machine to register, and to answer. Less than the time within which a link must be made.
 constexpr std::chrono::milliseconds kJoinTime(8000);
-constexpr size_t kJoinBufferBytes = 256 << 10;
 
-/// One direction.
-struct Stream {
-  int from, to;
-  std::vector<char> buffer = std::vector<char>(kJoinBufferBytes);
-  size_t begin = 0, end = 0;
-  bool source_ended = false, sink_ended = false;
+struct Stream : Flow {
+  Stream(int from_, int to_) : from(from_), to(to_) {}
 
-  bool is_empty() const { return begin == end; }
   /// Returns false if a connection is broken.
   bool move() {
     if (is_empty() && !source_ended) {
       const ssize_t count = ::recv(from, buffer.data(), buffer.size(), MSG_DONTWAIT);
       if (count < 0 && errno != EAGAIN && errno != EINTR) return false;
-      begin = 0;
-      end = count > 0 ? static_cast<size_t>(count) : 0;
+      if (count > 0) end = static_cast<size_t>(count);
       source_ended = count == 0;
     }
     while (!is_empty()) {
-      const ssize_t count = ::send(to, buffer.data() + begin, end - begin, MSG_DONTWAIT | MSG_NOSIGNAL);
+      const ssize_t count = ::send(to, data(), size(), MSG_DONTWAIT | MSG_NOSIGNAL);
       if (count < 0 && errno == EINTR) continue;
       if (count < 0) return errno == EAGAIN;
-      begin += static_cast<size_t>(count);
+      take(static_cast<size_t>(count));
     }
-    if (source_ended && !sink_ended) {
+    if (has_to_end()) {
       sink_ended = true;
       ::shutdown(to, SHUT_WR);
     }
     return true;
   }
+
+  const int from, to;
 };
 
 /// What to wait for on a connection, of which nothing more may be awaited: then its end must not wake the thread.
@@ -61,7 +55,7 @@ pollfd awaited(const Stream& out, const Stream& in) {
 }  // namespace
 
 void join(int one, int other) {
-  Stream there{.from = one, .to = other}, back{.from = other, .to = one};
+  Stream there(one, other), back(other, one);
   while (there.move() && back.move() && !(there.sink_ended && back.sink_ended)) {
     pollfd polled[] = {awaited(there, back), awaited(back, there)};
     ::poll(polled, 2, -1);
