@@ -7,6 +7,7 @@
 
 #include "base/broadcast_notice.h"
 #include "collectives/operand.h"
+#include "collectives/work.h"
 
 namespace lockstep {
 namespace {
@@ -39,14 +40,19 @@ void in_messages(const Tensors& tensors, const std::function<bool(const at::Tens
   if (!message.empty()) send(message);
 }
 
+/// On a device, the host does not wait: what reads the tensors is queued behind the operation.
+void broadcast(const Group& group, const at::Tensor& tensor, int root) {
+  tensor.is_cpu() ? group.broadcast(tensor, root) : order_after(group.broadcast_async(tensor, root));
+}
+
 void broadcast_message(const Group& group, const Tensors& tensors, int root) {
   // A large tensor needs no copy. Buffers with unchanged values may be saved for a backward, so they get no new
   // version.
-  if (tensors.size() == 1) return group.broadcast(tensors.front().variable_data(), root);
+  if (tensors.size() == 1) return broadcast(group, tensors.front().variable_data(), root);
   Tensors pieces;
   for (const auto& tensor : tensors) pieces.push_back(as_bytes(tensor.contiguous()));
   const at::Tensor message = at::cat(pieces);
-  group.broadcast(message, root);
+  broadcast(group, message, root);
   if (group.rank() == root) return;
   int64_t offset = 0;
   for (const auto& tensor : tensors) {
@@ -63,7 +69,7 @@ void average_message(const Group& group, const Tensors& tensors, double share) {
   for (const auto& tensor : tensors) pieces.push_back(tensor.reshape({-1}).to(sum_dtype(tensor.scalar_type())));
   const at::Tensor message = at::cat(pieces);
   share == 0 ? message.zero_() : message.mul_(share);
-  group.all_reduce(message);
+  message.is_cpu() ? group.all_reduce(message) : order_after(group.all_reduce_async(message));
   int64_t offset = 0;
   for (const auto& tensor : tensors) {
     tensor.copy_(message.narrow(0, offset, tensor.numel()).view(tensor.sizes()));

@@ -10,6 +10,7 @@
 #include "collectives/called_as.h"
 #include "collectives/cause.h"
 #include "collectives/split_table.h"
+#include "rank_page/rank_board.h"
 
 namespace lockstep {
 namespace {
@@ -45,9 +46,13 @@ void make_device_engine(const Group& group, const at::Tensor& tensor) {
   state.device_backend = std::move(engine);
 }
 
+void abort_device_engine(Group::State& group) {
+  if (group.device_backend) group.device_backend->abort();
+  group.device_works.forget();
+}
+
 namespace {
 
-/// Ends what waits on the device for other ranks if `body` throws.
 template <typename Body>
 auto or_abort(Group::State& group, const Body& body) {
   try {
@@ -55,12 +60,20 @@ auto or_abort(Group::State& group, const Body& body) {
   } catch (const Interruption&) {
     throw;
   } catch (...) {
-    if (group.device_backend) group.device_backend->abort();
+    abort_device_engine(group);
     throw;
   }
 }
 
 }  // namespace
+
+void Group::State::throw_device_failure() {
+  const std::string text = device_works.take_failure();
+  has_thrown = true;
+  own_page().fail(RankFailure::kPeer, -1, text);
+  abort_device_engine(*this);
+  throw Error(text);
+}
 
 void announce_device_call(Group::State& group, const shm::Call& call) {
   if (group.world_size == 1 || (call.count == 0 && call.kind != shm::OperationKind::kAllToAllUneven)) return;

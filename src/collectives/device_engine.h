@@ -51,6 +51,9 @@ struct DeviceSplits {
 /// REQUIRES: every rank calls it in the same operation, after engine_for().
 void compare_device_splits(Group::State& group, const DeviceSplits& sent, const DeviceSplits& received);
 
+/// Ends what waits on the device for other ranks, when the group has failed.
+void abort_device_engine(Group::State& group);
+
 /// Releases the device engines of a group and its subgroups.
 /// REQUIRES: the other ranks have finished their operations.
 void release_device_engines(const Group& group);

@@ -26,9 +26,10 @@ std::atomic<bool> has_told{false};
 void finish_group(Group::State& group, const Deadline& deadline, bool is_told) noexcept {
   try {
     auto* const engine = dynamic_cast<FinishesPending*>(group.backend.get());
-    if (engine == nullptr) return;
     is_told = is_told && !group.has_thrown && group.membership->told().empty();
-    std::string why = engine->finish(is_told ? deadline : Deadline(std::chrono::milliseconds(0)));
+    const Deadline until = is_told ? deadline : Deadline(std::chrono::milliseconds(0));
+    std::string why = engine == nullptr ? "" : engine->finish(until);
+    if (why.empty()) why = group.device_works.finish(until);
     if (why.empty()) why = group.device_calls.problem();
     if (why.empty() || !is_told) return;
     has_told = true;

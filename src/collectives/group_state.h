@@ -17,6 +17,7 @@
 #include "base/virtual_ranks.h"
 #include "collectives/call_guard.h"
 #include "collectives/device_calls.h"
+#include "collectives/device_works.h"
 #include "collectives/engine_interfaces.h"
 #include "collectives/message_counts.h"
 #include "rank_page/page_group.h"
@@ -100,6 +101,7 @@ struct Group::State {
   PageGroup on_page = {};
   MessageCounts messages = {};
   DeviceCalls device_calls = {};
+  DeviceWorks device_works = {};
   uint64_t device_call = 0;  ///< the number of the operation that is being started; 0: it is none of device_calls
   std::vector<int> ranks_of_all = {};    ///< its ranks among all ranks; empty: all of them
   std::atomic<bool> has_thrown = false;  ///< an operation's failure has been thrown on this rank
@@ -107,9 +109,11 @@ struct Group::State {
   /// Every call of the group holds this guard. Throws Error once this rank has left.
   CallGuard enter(const char* operation) {
     if (!membership->is_open()) check_member(operation);
+    if (device_works.has_failed()) throw_device_failure();
     return CallGuard(caller, rank, generation, operation);
   }
   void check_member(const char* operation) const;
+  [[noreturn]] void throw_device_failure();
   /// As BlockingEngine::compares_all_calls().
   bool compares_all_calls() const { return blocking != nullptr && blocking->compares_all_calls(); }
   /// A rank's number among all ranks.

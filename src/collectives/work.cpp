@@ -1,5 +1,6 @@
 #include "collectives/work.h"
 
+#include <functional>
 #include <optional>
 #include <sstream>
 
@@ -21,6 +22,12 @@ std::string arguments_of(const Work::State& state) {
          state.message + ")";
 }
 
+std::string named(const Work::State& state) {
+  return std::string(state.operation) + " #" + std::to_string(state.sequence) + ' ' + arguments_of(state) +
+         " failed on rank " + std::to_string(state.group->rank) + " of " + std::to_string(state.group->world_size) +
+         " after ";
+}
+
 }  // namespace
 
 std::string describe_failure(const Work::State& state, const std::exception& cause) {
@@ -32,38 +39,62 @@ std::string describe_failure(const Work::State& state, const std::exception& cau
   const bool timed_out = is_late && state.group->blocking == nullptr && told.empty();
   const std::string why = told.empty() ? cause_of(cause) : told;
   state.group->has_thrown = true;
+  abort_device_engine(*state.group);
   own_page().fail(timed_out ? RankFailure::kMissing : RankFailure::kPeer, -1, why);
   std::ostringstream text;
-  text << state.operation << " #" << state.sequence << ' ' << arguments_of(state) << " failed on rank "
-       << state.group->rank << " of " << state.group->world_size << " after " << seconds_since(state.started)
-       << " s: " << why << (timed_out ? timeout_hint : "") << state.group->on_page.names_of_ranks()
-       << "\nIf another rank ended first, see its own message for the cause.";
+  text << named(state) << seconds_since(state.started) << " s: " << why << (timed_out ? timeout_hint : "")
+       << state.group->on_page.names_of_ranks() << "\nIf another rank ended first, see its own message for the cause.";
   return text.str();
 }
 
-void Work::wait() const {
-  State& state = *state_;
-  if (state.phase == State::Phase::kFailed) throw Error(state.error);
-  if (state.phase == State::Phase::kDone) return;
+namespace {
+
+using Phase = Work::State::Phase;
+
+/// `pass` waits for the work of the engine, or orders the current stream after it.
+void finish_work(Work::State& state, const std::function<void(c10d::Work&)>& pass) {
+  if (state.phase == Phase::kFailed) throw Error(state.error);
+  if (state.phase == Phase::kDone) return;
   own_page().note_caller();
   const WaitOnPage waiting(state.group->on_page.place(), state.awaited);
   std::optional<WaitedMessage> message;
   if (!state.message.empty()) message.emplace(*state.group, state.counted);
   try {
     if (state.device_call != 0) check_device_call(*state.group, state.device_call);
-    if (state.work) state.work->wait();
+    if (state.work) pass(*state.work);
     if (state.finish) state.finish();
   } catch (const Interruption&) {
     throw;
   } catch (const std::exception& cause) {
-    state.phase = State::Phase::kFailed;
+    state.phase = Phase::kFailed;
     state.error = describe_failure(state, cause);
     throw Error(state.error);
   }
-  state.phase = State::Phase::kDone;
+  state.phase = Phase::kDone;
   state.counted.note_done();
   own_page().finish_operation(state.sequence);
   state.finish = nullptr;  // releases the tensors
+}
+
+}  // namespace
+
+void Work::wait() const {
+  finish_work(*state_, [](c10d::Work& work) { work.wait(); });
+}
+
+void order_after(const Work& work) {
+  Work::State& state = Work::State::of(work);
+  if (state.device_call == 0) return work.wait();
+  finish_work(state, [](c10d::Work& one) { one.synchronize(); });
+  const auto timeout = own_page().collective_timeout();
+  state.group->device_works.add({.work = state.work,
+                                 .deadline = timeout.count() > 0 ? state.started + timeout : Clock::time_point::max(),
+                                 .describe = [head = named(state), started = state.started](const std::string& cause) {
+                                   std::ostringstream text;
+                                   text << head << seconds_since(started) << " s: " << cause
+                                        << "\nIf another rank ended first, see its own message for the cause.";
+                                   return text.str();
+                                 }});
 }
 
 bool Work::is_completed() const {

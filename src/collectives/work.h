@@ -18,8 +18,16 @@ namespace lockstep {
 /// "all_reduce #12 (float32, 1000 elements, sum) failed on rank 0 of 2 after 0.3 s: <cause>", and a hint.
 std::string describe_failure(const Work::State& operation, const std::exception& cause);
 
+/// Goes on as a thread may whose next steps run on a device: with a tensor on a device, returns when all ranks are
+/// known to have called the operation, and orders the current stream after it; with a tensor on the CPU, waits. Throws
+/// what Work::wait() throws. What fails on the device later is thrown by the group's next operation; if there is none
+/// within seconds, the process ends, before anything can read the result.
+void order_after(const Work& work);
+
 struct Work::State {
   enum class Phase { kRunning, kDone, kFailed };
+
+  static State& of(const Work& work) { return *work.state_; }
 
   // Constant after construction.
   const char* operation;

@@ -17,9 +17,10 @@ Bucket::Bucket(std::vector<at::Tensor> parameters, const Group& group, int64_t n
   for (const auto& parameter : parameters) numbers.push_back(parameter.numel());
   const std::vector<int64_t> places = bucket_layout(numbers, parameters.front().element_size());
   const int64_t elements = places.back();
-  flat_ = group.allocate(elements + count + notes, parameters.front().options().requires_grad(false));
+  const bool apart = !parameters.front().is_cpu();
+  flat_ = group.allocate(elements + (apart ? 0 : count + notes), parameters.front().options().requires_grad(false));
   gradients_ = flat_.narrow(0, 0, elements);
-  tail_ = flat_.narrow(0, elements, count + notes);
+  tail_ = apart ? at::empty({count + notes}, at::kFloat) : flat_.narrow(0, elements, count + notes);
   used_ = tail_.narrow(0, 0, count);
   notes_ = tail_.narrow(0, count, notes);
   for (size_t i = 0; i < parameters.size(); ++i) slots_.emplace_back(std::move(parameters[i]), flat_, places[i]);
@@ -104,11 +105,9 @@ at::Tensor Bucket::late_gradients() {
 std::vector<size_t> Bucket::finish() {
   at::NoGradGuard no_grad;
   std::vector<size_t> unused;
-  at::Tensor flags;  // copied together: each read of a device's memory waits for the device
   for (size_t i = 0; i < slots_.size(); ++i) {
     GradientSlot& slot = slots_[i];
-    if (!slot.is_used() && !flags.defined()) flags = used_.cpu();
-    const bool used = slot.is_used() || flags[static_cast<int64_t>(i)].item().toComplexDouble().real() > 0;
+    const bool used = slot.is_used() || used_[static_cast<int64_t>(i)].item().toComplexDouble().real() > 0;
     slot.finish(used);
     if (!used) unused.push_back(i);
   }

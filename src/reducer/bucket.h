@@ -27,11 +27,13 @@ class Bucket {
   size_t size() const { return slots_.size(); }
   int64_t bytes() const { return static_cast<int64_t>(flat_.nbytes()); }
   bool full() const { return missing_ == 0; }
-  /// The whole tensor. The next two are its parts: the gradients side by side, and the tail after them, which ends with
-  /// the notes.
+  /// The whole message: the gradients side by side, and the tail after them, which ends with the notes. On a device it
+  /// has the gradients alone: the tail is a message of its own, on the CPU, so that reading it does not wait for the
+  /// device.
   const at::Tensor& flat() const { return flat_; }
   const at::Tensor& gradients() const { return gradients_; }
   const at::Tensor& tail() const { return tail_; }
+  bool has_tail_apart() const { return !flat_.is_cpu(); }
   const at::Tensor& notes() const { return notes_; }
   GradientSlot& slot(size_t index) { return slots_[index]; }
   const GradientSlot& slot(size_t index) const { return slots_[index]; }
@@ -76,11 +78,11 @@ class Bucket {
   void reset();
 
  private:
-  at::Tensor flat_;       ///< all gradients, one "used" element per parameter, the notes
-  at::Tensor gradients_;  ///< views of flat_
-  at::Tensor used_;
+  at::Tensor flat_;       ///< all gradients and, on the CPU, the tail
+  at::Tensor gradients_;  ///< a view of flat_
+  at::Tensor tail_;       ///< one "used" element per parameter, the notes
+  at::Tensor used_;       ///< views of tail_
   at::Tensor notes_;
-  at::Tensor tail_;  ///< used_ and notes_
   std::vector<GradientSlot> slots_;
   std::vector<at::Tensor> late_;  ///< by slot; empty: none
   size_t missing_;

@@ -67,10 +67,11 @@ void BucketSender::note_hook_problem(size_t bucket, const std::string& problem) 
 void BucketSender::wait(const std::function<void()>& write_facts) {
   const auto start = Clock::now();
   if (equipment_.timeline) equipment_.timeline->waits();
+  const bool is_timed = equipment_.timeline && equipment_.timeline->is_watched();
   for (size_t b = 0; b < transfers_.size(); ++b) {
     const OperationLabel label(plan_.labels[b]);  // of what a hook still has to do
     try {
-      note_hook_problem(b, transfers_[b].wait());
+      note_hook_problem(b, transfers_[b].wait(/*waits_for_device=*/is_timed));
       if (transfers_[b].tail_waits()) {
         write_facts();
         transfers_[b].reduce_tail(plan_.group, plan_.op());

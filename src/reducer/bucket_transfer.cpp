@@ -6,6 +6,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "collectives/work.h"
+
 namespace lockstep {
 namespace {
 
@@ -29,6 +31,7 @@ void BucketTransfer::start(const Group& group, ReduceOp op) {
   at::NoGradGuard no_grad;
   bucket_.write_flags();
   work_ = group.all_reduce_async(bucket_.flat(), op);
+  if (bucket_.has_tail_apart()) tail_work_ = group.all_reduce_async(bucket_.tail(), op);
   bucket_.let_go_of_gradients();
 }
 
@@ -46,7 +49,7 @@ std::string BucketTransfer::start_through(CommHook& hook, const Group& group, Re
         "returned no function, so nothing would wait for the operation that it started and put the result into "
         "`gradients`; return [] {} if nothing is left to do";
   tail_waits_ = last;
-  if (!last) work_ = group.all_reduce_async(bucket_.tail(), op);
+  if (!last) tail_work_ = group.all_reduce_async(bucket_.tail(), op);
   bucket_.let_go_of_gradients();
   return problem;
 }
@@ -56,9 +59,11 @@ void BucketTransfer::reduce_tail(const Group& group, ReduceOp op) {
   group.all_reduce(bucket_.tail(), op);
 }
 
-std::string BucketTransfer::wait() {
+std::string BucketTransfer::wait(bool waits_for_device) {
   at::NoGradGuard no_grad;
-  if (work_) std::exchange(work_, std::nullopt)->wait();
+  for (std::optional<Work>* const work : {&tail_work_, &work_})
+    if (*work)
+      waits_for_device ? std::exchange(*work, std::nullopt)->wait() : order_after(*std::exchange(*work, std::nullopt));
   const auto finish = std::exchange(finish_, nullptr);
   const at::Tensor handed = std::exchange(handed_, at::Tensor());
   const std::vector<at::Tensor> parts = std::exchange(handed_parts_, {});
@@ -77,7 +82,7 @@ std::string BucketTransfer::wait() {
 }
 
 void BucketTransfer::abandon() {
-  if (is_under_way()) wait();
+  if (is_under_way()) wait(/*waits_for_device=*/true);
   tail_waits_ = false;
 }
 

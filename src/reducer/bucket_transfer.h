@@ -26,9 +26,10 @@ class BucketTransfer {
   /// Starts the reduction through a communication hook, as bucket `index`. Returns the hook's error; empty if none. The
   /// tail of the last bucket waits for reduce_tail(), so that it can report how the hooks ended.
   std::string start_through(CommHook& hook, const Group& group, ReduceOp op, int64_t index, bool last);
-  bool is_under_way() const { return work_.has_value() || tail_waits_; }
-  /// Waits until the reduction is done. Returns the hook's error; empty if none.
-  std::string wait();
+  bool is_under_way() const { return work_.has_value() || tail_work_.has_value() || tail_waits_; }
+  /// Waits until the reduction is done, on a device only if `waits_for_device`; otherwise what this thread queues there
+  /// next runs after it. Returns the hook's error; empty if none.
+  std::string wait(bool waits_for_device);
   /// Whether the tail remains to be reduced, after wait().
   bool tail_waits() const { return tail_waits_; }
   void reduce_tail(const Group& group, ReduceOp op);
@@ -37,7 +38,8 @@ class BucketTransfer {
 
  private:
   Bucket& bucket_;
-  std::optional<Work> work_;              ///< of the whole bucket, or of its tail if there is a hook
+  std::optional<Work> work_;              ///< of the bucket's message
+  std::optional<Work> tail_work_;         ///< of its tail, if that is not a part of it or if there is a hook
   CommHook::Finish finish_;               ///< the hook's
   at::Tensor handed_;                     ///< the hook's gradients(): a separate view
   std::vector<at::Tensor> handed_parts_;  ///< the hook's gradients of parameters

@@ -29,6 +29,11 @@ class Timeline {
   void end(const Group& group);
 
   void set_rank_comparison(bool on);
+  /// Whether someone looks at each reduction's times.
+  bool is_watched() {
+    const MutexLock lock(mutex_);
+    return compares_ || observer_ != nullptr;
+  }
   void set_observer(std::shared_ptr<Observer> observer);
   /// The statistics, except names and bytes, which the timeline does not know.
   ReductionStats stats() const;

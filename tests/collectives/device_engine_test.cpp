@@ -1,5 +1,11 @@
 #include "collectives/device_engine.h"
 
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -7,6 +13,7 @@
 
 #include "checkpoint/failure.h"
 #include "collectives/nccl/nccl_backend.h"
+#include "collectives/work.h"
 #include "support/complaint.h"
 #include "support/ranks.h"
 
@@ -24,6 +31,25 @@ class DoneWork final : public c10d::Work {
  public:
   bool isCompleted() override { return true; }
   bool wait(std::chrono::milliseconds) override { return true; }
+};
+
+/// Runs until the test says how it ended.
+class RunningWork final : public c10d::Work {
+ public:
+  bool isCompleted() override { return has_ended; }
+  bool wait(std::chrono::milliseconds) override {
+    ADD_FAILURE() << "the host waits for the device";
+    return true;
+  }
+  void synchronize() override { ++orders; }
+  std::exception_ptr exception() const override { return failure; }
+  void end(const std::string& why) {
+    if (!why.empty()) failure = std::make_exception_ptr(std::runtime_error(why));
+    has_ended = true;
+  }
+  std::atomic<bool> has_ended = false;
+  std::exception_ptr failure;
+  int orders = 0;
 };
 
 /// Counts what it is asked for; every other rank says the same as this one.
@@ -48,10 +74,12 @@ class FakeBackend final : public c10d::Backend {
   }
   void abort() override { ++aborts; }
   int operations = 0, aborts = 0;
+  c10::intrusive_ptr<c10d::Work> next = nullptr;  ///< the next operation's; null: one that is done
 
  private:
   c10::intrusive_ptr<c10d::Work> done() {
     ++operations;
+    if (next) return std::exchange(next, nullptr);
     return c10::make_intrusive<DoneWork>();
   }
 };
@@ -312,6 +340,68 @@ TEST(NcclEngine, SaysWhatIsMissingWhereItCannotBe) {
           "it with a LibTorch for CUDA and with nccl.h, or move the tensor to the CPU" ||
       said.find("no GPUs found") != std::string::npos)
       << said;
+}
+
+/// A group with an all-reduce on its device that no thread waits for.
+struct Ordered {
+  Ordered() {
+    fakes.group.all_reduce(on_a_device({2}));  // makes the device's engine
+    fakes.device[0]->next = running;
+    order_after(fakes.group.all_reduce_async(on_a_device({3})));
+  }
+  FakeGroup fakes;
+  c10::intrusive_ptr<RunningWork> running = c10::make_intrusive<RunningWork>();
+};
+
+TEST(OrderAfter, OrdersTheStreamAndReturns) {
+  Ordered ordered;
+  EXPECT_EQ(ordered.running->orders, 1);
+  EXPECT_FALSE(ordered.running->isCompleted());
+  ordered.fakes.group.all_reduce(at::ones({2}));
+  ordered.running->end("");
+  EXPECT_EQ(state_of(ordered.fakes.group).device_works.finish(Deadline(std::chrono::seconds(5))), "");
+}
+
+TEST(OrderAfter, TheNextCallThrowsWhatFailedOnTheDevice) {
+  Ordered ordered;
+  ordered.running->end("a link is down");
+  Group::State& state = state_of(ordered.fakes.group);
+  for (const Deadline deadline(std::chrono::seconds(5)); !state.device_works.has_failed() && !deadline.passed();)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const std::string told = failure([&] { ordered.fakes.group.all_reduce(at::ones({2})); });
+  EXPECT_NE(told.find("(float32, 3 elements, sum) failed on rank 0 of 2"), std::string::npos) << told;
+  EXPECT_NE(told.find("a link is down"), std::string::npos) << told;
+  EXPECT_EQ(ordered.fakes.device[0]->aborts, 1) << "the host is told before the device goes on";
+  EXPECT_NE(failure([&] { ordered.fakes.group.barrier(); }), "");
+}
+
+TEST(OrderAfter, AFailureThatNoCallCanThrowEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto wait_for_the_device = [] {
+    Ordered ordered;
+    ordered.running->end("a link is down");
+    std::this_thread::sleep_for(std::chrono::seconds(30));
+  };
+  const auto start = Clock::now();
+  EXPECT_EXIT(wait_for_the_device(), ::testing::ExitedWithCode(EXIT_FAILURE),
+              "all_reduce #[0-9]+ .float32, 3 elements, sum. failed on rank 0 of 2.*a link is down(.|\n)*This process "
+              "ends now");
+  EXPECT_LT(seconds_since(start), 15);
+}
+
+TEST(OrderAfter, WhatTheDeviceHasNotDoneInTimeHasFailed) {
+  DeviceWorks works;
+  const auto add = [&](Clock::duration time) {
+    works.add(
+        {c10::make_intrusive<RunningWork>(), Clock::now() + time, [](const std::string& cause) { return cause; }});
+  };
+  add(std::chrono::hours(1));
+  EXPECT_NE(works.finish(Deadline(std::chrono::milliseconds(10))).find("when this rank left"), std::string::npos);
+  EXPECT_FALSE(works.has_failed());
+  works.forget();
+  add(std::chrono::milliseconds(1));
+  EXPECT_NE(works.finish(Deadline(std::chrono::seconds(5))).find("in time"), std::string::npos);
+  EXPECT_TRUE(works.has_failed());
 }
 
 }  // namespace

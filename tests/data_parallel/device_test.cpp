@@ -195,6 +195,47 @@ TEST_P(OnDevice, TrainsAsOneProcessWould) {
   });
 }
 
+/// A layer that only even ranks reach, one that nobody reaches, and a buffer that follows rank 0.
+struct PartlyUsed : torch::nn::Module {
+  explicit PartlyUsed(at::Device device) {
+    weight = register_parameter("weight", formula({6, 8}, 1).to(device));
+    even = register_parameter("even", formula({6, 8}, 2).to(device));
+    nobody = register_parameter("nobody", formula({3}, 3).to(device));
+    seen = register_buffer("seen", at::zeros({6}, at::kDouble).to(device));
+  }
+  at::Tensor forward(const at::Tensor& input, bool is_even) {
+    const at::Tensor hidden = is_even ? at::tanh(input.matmul(weight)).matmul(even.t()) : input.matmul(weight);
+    seen.add_(1);
+    return hidden.square().mean();
+  }
+  at::Tensor weight, even, nobody, seen;
+};
+
+TEST_P(OnDevice, ABackwardDoesNotWaitForTheDevice) {
+  if (GetParam().device != "fake") GTEST_SKIP() << "SKIPPED BECAUSE the fake device alone counts what waits for it";
+  on_ranks([](const Group& group, at::Device device) {
+    const bool is_even = group.rank() % 2 == 0;
+    const auto model = std::make_shared<PartlyUsed>(device);
+    DistributedDataParallel replica(model, group, kSmallBuckets);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    const at::Tensor input = formula({5, 6}, group.rank()).to(device);
+    testing::take_host_waits();
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      model->forward(input, is_even).backward();
+      optimizer.step();
+      EXPECT_EQ(testing::take_host_waits(), 0) << "in step " << step;
+    }
+    EXPECT_FALSE(model->nobody.grad().defined());
+    replica.check_divergence();
+    // A count of the times must not be changed by what it counts.
+    replica.set_rank_comparison(true);
+    testing::take_host_waits();
+    model->forward(input, is_even).backward();
+    EXPECT_GE(testing::take_host_waits(), group.world_size() > 1 ? 1 : 0) << "times are of results";
+  });
+}
+
 TEST_P(OnDevice, JoinsUnevenInputsAndFindsWhatIsNotFinite) {
   on_ranks([](const Group& group, at::Device device) {
     const int n = group.world_size(), me = group.rank();

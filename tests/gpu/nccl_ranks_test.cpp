@@ -12,6 +12,7 @@
 #include <lockstep/distributed_data_parallel.h>
 
 #include "checkpoint/failure.h"
+#include "collectives/work.h"
 #include "gpu/on_gpu.h"
 
 namespace lockstep {
@@ -121,6 +122,39 @@ TEST_P(NcclRanks, AreToldThatOneHasEndedInTheMiddleOfAnOperation) {
     }
     EXPECT_NE(failure([&] { work.wait(); }), "");
     expect_gpu_is_free();
+  });
+}
+
+TEST_P(NcclRanks, AreToldThatOneHasEndedWhileTheHostIsAhead) {
+  run_nccl_ranks(GetParam(), [](const Group& group) {
+    at::Tensor large = at::ones({200'000'000}, kGpu);
+    order_after(group.all_reduce_async(large));
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      ::_exit(0);
+    }
+    EXPECT_NE(failure([&] { group.barrier(); }), "");
+    expect_gpu_is_free();
+  });
+}
+
+TEST_P(NcclRanks, GoOnWhileTheGpuWorks) {
+  run_nccl_ranks(GetParam(), [](const Group& group) {
+    const int n = group.world_size();
+    const at::Tensor weight = at::zeros({1000}, kGpu).requires_grad_(), unused = at::zeros({10}, kGpu).requires_grad_();
+    DistributedDataParallel replica(NamedTensors{{"weight", weight}, {"unused", unused}}, group);
+    const auto backward = [&](const at::Tensor& factor) { (weight * factor * (group.rank() + 1)).sum().backward(); };
+    backward(at::ones({1000}, kGpu));
+    for (int step = 1; step <= 3; ++step) {
+      weight.mutable_grad().zero_();
+      c10::cuda::device_synchronize();
+      group.barrier();
+      backward(testing::slow_ones().view(-1).narrow(0, 0, 1000) * step);
+      EXPECT_FALSE(at::cuda::getCurrentCUDAStream().query()) << "the host has waited for the GPU";
+      const at::Tensor twice = weight.grad() * 2;
+      EXPECT_NEAR(twice.mean().item<double>(), step * (n + 1), 1e-2);
+    }
+    EXPECT_FALSE(unused.grad().defined());
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include <ATen/ops/set_cpu_dispatch.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/library.h>
 #include <torch/torch.h>
 
@@ -22,9 +24,11 @@ namespace {
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 
 thread_local int current_stream = 0;
+thread_local bool is_in_kernel = false;  // of the device, which the CPU computes
 std::mutex mutex;
 std::vector<std::pair<int, int>> waits;  // guarded by mutex
 FakeTraffic traffic;                     // guarded by mutex
+std::atomic<int> host_waits{0};
 
 void count(int64_t FakeTraffic::*what, const at::Tensor& tensor) {
   std::lock_guard lock(mutex);
@@ -129,6 +133,7 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, std::op
       sizes, strides, &allocator, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype));
 }
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+  if (to.is_cpu() != from.is_cpu() && !is_in_kernel) ++host_waits;
   seen(to).copy_(seen(from));
   return to;
 }
@@ -140,7 +145,10 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
   }
   return copy_from(from, to, false);
 }
-at::Scalar item(const at::Tensor& tensor) { return seen(tensor).item(); }
+at::Scalar item(const at::Tensor& tensor) {
+  ++host_waits;
+  return seen(tensor).item();
+}
 
 /// On the CPU, if all tensors but single numbers are on the device.
 void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -153,6 +161,8 @@ void fall_back(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     if (value.isTensorList())
       for (const at::Tensor& tensor : value.toTensorVector()) check(tensor);
   }
+  is_in_kernel = true;
+  const auto left = c10::make_scope_exit([] { is_in_kernel = false; });
   at::native::cpu_fallback(op, stack);
 }
 
@@ -176,6 +186,23 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
 using Tensors = std::vector<at::Tensor>;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
+/// The host may wait for the device, or order a stream after the work, which takes its results as a device would.
+class FakeWork final : public c10d::Work {
+ public:
+  explicit FakeWork(WorkPointer inner) : inner_(std::move(inner)) {}
+  bool isCompleted() override { return inner_->isCompleted(); }
+  std::exception_ptr exception() const override { return inner_->exception(); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    ++host_waits;
+    return inner_->wait(timeout);
+  }
+  void synchronize() override { inner_->wait(); }
+
+ private:
+  const WorkPointer inner_;
+};
+WorkPointer on_device(WorkPointer work) { return c10::make_intrusive<FakeWork>(std::move(work)); }
+
 class FakeDeviceBackend final : public c10d::Backend {
  public:
   explicit FakeDeviceBackend(c10::intrusive_ptr<c10d::Backend> cpu)
@@ -185,43 +212,43 @@ class FakeDeviceBackend final : public c10d::Backend {
   WorkPointer allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     Tensors here = all_seen(tensors);
     for (const at::Tensor& tensor : here) count(&FakeTraffic::all_reduced, tensor);
-    return cpu_->allreduce(here, options);
+    return on_device(cpu_->allreduce(here, options));
   }
   WorkPointer broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     Tensors here = all_seen(tensors);
-    return cpu_->broadcast(here, options);
+    return on_device(cpu_->broadcast(here, options));
   }
   WorkPointer reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     Tensors here = all_seen(tensors);
-    return cpu_->reduce(here, options);
+    return on_device(cpu_->reduce(here, options));
   }
   WorkPointer gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
     std::vector<Tensors> to;
     for (const Tensors& rows : outputs) to.push_back(all_seen(rows));
     Tensors from = all_seen(inputs);
-    return cpu_->gather(to, from, options);
+    return on_device(cpu_->gather(to, from, options));
   }
   WorkPointer scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
     std::vector<Tensors> from;
     for (const Tensors& rows : inputs) from.push_back(all_seen(rows));
     Tensors to = all_seen(outputs);
-    return cpu_->scatter(to, from, options);
+    return on_device(cpu_->scatter(to, from, options));
   }
   WorkPointer _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
     at::Tensor to = seen(output), from = seen(input);
     count(&FakeTraffic::all_gathered, to);
-    return cpu_->_allgather_base(to, from, options);
+    return on_device(cpu_->_allgather_base(to, from, options));
   }
   WorkPointer _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                    const c10d::ReduceScatterOptions& options) override {
     at::Tensor to = seen(output), from = seen(input);
     count(&FakeTraffic::reduce_scattered, from);
-    return cpu_->_reduce_scatter_base(to, from, options);
+    return on_device(cpu_->_reduce_scatter_base(to, from, options));
   }
   WorkPointer alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                             std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override {
     at::Tensor to = seen(output), from = seen(input);
-    return cpu_->alltoall_base(to, from, output_splits, input_splits, options);
+    return on_device(cpu_->alltoall_base(to, from, output_splits, input_splits, options));
   }
 
  private:
@@ -252,6 +279,8 @@ FakeTraffic take_fake_traffic() {
   std::lock_guard lock(mutex);
   return std::exchange(traffic, {});
 }
+
+int take_host_waits() { return host_waits.exchange(0); }
 
 void set_fake_stream(int stream) { current_stream = stream; }
 

@@ -25,6 +25,10 @@ struct FakeTraffic {
 /// Since the last call.
 FakeTraffic take_fake_traffic();
 
+/// How often the host waited for the device since the last call: for a work, for a number, or in a copy from or to the
+/// CPU.
+int take_host_waits();
+
 /// This thread's current stream; 0 at first.
 void set_fake_stream(int stream);
 /// (what was recorded, what waits for it), in the order in which streams were told to wait for others.

@@ -15,8 +15,8 @@
 
 // By default c10d's NCCL does not fit Group's contract: waiting for a work orders streams and returns, and a thread of
 // c10d ends the process when an operation fails or takes too long. Its blocking mode does fit: there is no such thread,
-// and a wait ends when the device is done, or with an exception. It loses no overlap: works run from the moment they
-// are started, and code that waits for them (the end of a backward) needs their results.
+// and a wait ends when the device is done, or with an exception. The end of a backward orders streams and returns
+// (order_after()).
 
 namespace lockstep::nccl_engine {
 namespace {
@@ -43,21 +43,39 @@ class NcclWork final : public c10d::Work {
     }
   }
 
-  bool isCompleted() override { return failure_ != nullptr || inner_->isCompleted(); }
+  bool isCompleted() override {
+    if (failure_ != nullptr || is_captured_) return true;
+    // Another thread may be capturing a graph, which a query of an event would end otherwise.
+    c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+    return inner_->isCompleted();
+  }
+  std::exception_ptr exception() const override { return failure_ != nullptr ? failure_ : inner_->exception(); }
 
-  bool wait(std::chrono::milliseconds timeout) override {
+  /// Orders the current stream after the operation.
+  void synchronize() override {
     if (failure_ != nullptr) std::rethrow_exception(failure_);
     waited_ = true;
+    is_captured_ = is_capturing();
+    inner_->synchronize();
+  }
+
+  bool wait(std::chrono::milliseconds timeout) override {
     // A graph that is being captured does not run, so nothing can be waited for. Its replays run in the captured order.
-    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
-      inner_->synchronize();
+    if (is_capturing()) {
+      synchronize();
       return true;
     }
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+    waited_ = true;
     poll_often();
     return inner_->wait(timeout);  // orders the current stream; throws after an error or at the timeout
   }
 
  private:
+  static bool is_capturing() {
+    return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+  }
+
   /// c10d's own wait sleeps for milliseconds at a time.
   void poll_often() {
     constexpr std::chrono::microseconds kSpin{200}, kNap{50};
@@ -70,6 +88,7 @@ class NcclWork final : public c10d::Work {
   const std::chrono::milliseconds timeout_;
   const std::exception_ptr failure_;
   bool waited_ = false;
+  bool is_captured_ = false;
 };
 
 /// A reduction in NCCL's terms; the tensor shares the operand's memory.

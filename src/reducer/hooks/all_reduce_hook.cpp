@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <c10/util/Type.h>
 
+#include "collectives/work.h"
+
 namespace lockstep {
 namespace {
 
@@ -39,7 +41,7 @@ void CommHook::load_from_ranks(const std::vector<StateDict>& ranks) {
 }
 
 CommHook::Finish reduce_plainly(const at::Tensor& tensor, ReduceOp op, const Group& group) {
-  return [work = group.all_reduce_async(tensor, op)] { work.wait(); };
+  return [work = group.all_reduce_async(tensor, op)] { order_after(work); };
 }
 
 const at::Tensor& state_entry(const StateDict& state, const std::string& name) {
