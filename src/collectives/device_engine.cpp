@@ -47,8 +47,8 @@ void make_device_engine(const Group& group, const at::Tensor& tensor) {
 }
 
 void abort_device_engine(Group::State& group) {
-  if (group.device_backend) group.device_backend->abort();
   group.device_works.forget();
+  if (group.device_backend) group.device_backend->abort();
 }
 
 namespace {

@@ -87,6 +87,7 @@ std::string DeviceWorks::finish(const Deadline& deadline) {
 void DeviceWorks::forget() {
   const MutexLock lock(mutex_);
   running_.clear();
+  is_told_ = true;
 }
 
 }  // namespace lockstep

@@ -41,7 +41,7 @@ class DeviceWorks {
   std::string take_failure();
   /// Waits until all are over, or `deadline`. Returns what is wrong; empty: nothing.
   std::string finish(const Deadline& deadline);
-  /// Called when the device's engine has been aborted: nothing runs any more.
+  /// Called before the device's engine is aborted, by a thread that throws why.
   void forget();
 
  private:

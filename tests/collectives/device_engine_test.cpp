@@ -389,6 +389,14 @@ TEST(OrderAfter, AFailureThatNoCallCanThrowEndsTheProcess) {
   EXPECT_LT(seconds_since(start), 15);
 }
 
+TEST(OrderAfter, AFailureThatAnotherErrorHasToldOfDoesNotEndTheProcess) {
+  Ordered ordered;
+  abort_device_engine(state_of(ordered.fakes.group));
+  ordered.running->end("the engine has been aborted");
+  std::this_thread::sleep_for(DeviceWorks::kGrace + std::chrono::milliseconds(300));
+  EXPECT_EQ(ordered.fakes.device[0]->aborts, 1);
+}
+
 TEST(OrderAfter, WhatTheDeviceHasNotDoneInTimeHasFailed) {
   DeviceWorks works;
   const auto add = [&](Clock::duration time) {

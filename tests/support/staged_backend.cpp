@@ -23,6 +23,7 @@ class StagedWork final : public c10d::Work {
     for (const auto& [on_device, on_cpu] : std::exchange(returns_, {})) on_device.copy_(on_cpu);
     return true;
   }
+  void synchronize() override { wait(kNoTimeout); }
 
  private:
   const WorkPointer inner_;
