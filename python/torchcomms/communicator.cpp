@@ -35,6 +35,14 @@ std::string own_handle() {
 
 }  // namespace
 
+Communicator::~Communicator() {
+  try {
+    replace(nullptr, State::kFinalized);
+  } catch (const std::exception&) {
+    // A forked child has no part in the group.
+  }
+}
+
 void Communicator::init(at::Device device, const std::string& name, const comms::CommOptions& options) {
   if (state_ != State::kNew) refuse("init() was called twice");
   name_ = name;
@@ -73,7 +81,6 @@ void Communicator::replace(BackendPtr backend, State state) {
   if (backend) {
     rank_ = backend->getRank();
     size_ = backend->getSize();
-    splits_.clear();
   }
   {
     const MutexLock lock(mutex_);
@@ -106,24 +113,18 @@ void Communicator::finalize() {
 
 std::string_view Communicator::getBackendVersion() const { return library_version(); }
 
-void Communicator::setTimeout(milliseconds timeout) {
-  formed()->setTimeout(timeout);
-  options_.timeout = timeout;
-}
-
 std::shared_ptr<comms::TorchCommBackend> Communicator::split(const std::vector<int>& ranks, const std::string& name,
                                                              const comms::CommOptions& options) {
   formed();
-  const std::string prefix = c10::str("split/", name, "/", splits_[name]++);
+  if (!store_) refuse("split(): its group was formed without a store; give new_comm() one");
+  const int64_t nth = store_->add(c10::str("split/", name, "/calls/", rank_), 1);  // this rank's, of this name
   if (ranks.empty()) return nullptr;
   const std::string list = "[" + c10::Join(", ", ranks) + "]";
   const std::set<int> each(ranks.begin(), ranks.end());
   if (each.size() != ranks.size() || *each.begin() < 0 || *each.rbegin() >= size_ || !each.count(rank_))
     refuse("split(): rank ", rank_, " gave ", list, "; a list holds ranks from 0 to ", size_ - 1,
            ", each once, and its caller");
-  if (!store_) refuse("split(): its group was formed without a store; give new_comm() one");
-
-  const StorePtr store = within(store_, prefix);
+  const StorePtr store = within(store_, c10::str("split/", name, "/", nth));
   store->set(std::to_string(rank_), list);
   std::string unlike;
   for (const int rank : ranks) {

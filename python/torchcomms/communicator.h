@@ -1,7 +1,6 @@
 #pragma once
 
 #include <atomic>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -27,7 +26,7 @@ using std::chrono::milliseconds;
 /// whatever CommOptions::abort_process_on_timeout_or_error says. Abort hooks run at a group's first failure.
 class Communicator : public comms::TorchCommBackend, public std::enable_shared_from_this<Communicator> {
  public:
-  ~Communicator() override { replace(nullptr, State::kFinalized); }
+  ~Communicator() override;
 
   /// Waits for the other ranks, unless reconfigure() is to form the group.
   void init(at::Device device, const std::string& name, const comms::CommOptions& options) override;
@@ -44,7 +43,7 @@ class Communicator : public comms::TorchCommBackend, public std::enable_shared_f
                                                  const comms::CommOptions& options) override;
   const comms::CommOptions& getOptions() const override { return options_; }
   const at::Device& getDevice() const override { return device_; }
-  void setTimeout(milliseconds timeout) override;
+  void setTimeout(milliseconds timeout) override { options_.timeout = timeout; }
 
   bool supportsReconfigure() const override { return true; }
   bool isInitialized() const override { return state_ == State::kFormed; }
@@ -99,10 +98,9 @@ class Communicator : public comms::TorchCommBackend, public std::enable_shared_f
   std::string name_;
   comms::CommOptions options_;  ///< without the store
   comms::InitHandle handle_;
-  StorePtr given_;                     ///< for groups that reconfigure() forms; may be null
-  StorePtr store_;                     ///< of the present group, for split(); may be null
-  std::map<std::string, int> splits_;  ///< calls of split() in the present group, by name
-  std::set<int64_t> uuids_;            ///< of all calls of reconfigure()
+  StorePtr given_;           ///< for groups that reconfigure() forms; may be null
+  StorePtr store_;           ///< of the present group, for split(); may be null
+  std::set<int64_t> uuids_;  ///< of all calls of reconfigure()
   int rank_ = -1, size_ = -1;
   std::atomic<State> state_{State::kNew};
   std::atomic<bool> failed_{false};  ///< an operation of the present group
