@@ -1,6 +1,7 @@
 #include "communicator.h"
 
 #include <algorithm>
+#include <thread>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -17,7 +18,7 @@
 namespace lockstep::torchcomms {
 namespace {
 
-/// How long a rank that refuses waits for the others to read why: the store may end with it.
+/// How long a rank waits for others to read why it refuses, since the store may end with it, or for other threads.
 constexpr std::chrono::seconds kForOthers{5};
 
 c10::intrusive_ptr<c10d::Store> within(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix) {
@@ -52,9 +53,9 @@ void Communicator::init(at::Device device, const std::string& name, const comms:
   device_ = device;
   options_ = options;
   options_.store = nullptr;
+  given_ = options.store;
   handle_ = own_handle();
   if (options.enable_reconfigure) {
-    given_ = options.store;
     state_ = State::kUnformed;
     return;
   }
@@ -106,6 +107,9 @@ void Communicator::finalize() {
     if (auto* const finishes = dynamic_cast<FinishesPending*>(formed().get()))
       pending = finishes->finish(Deadline(options_.timeout));
   replace(nullptr, State::kFinalized);
+  // A thread that takes Python's lock after the interpreter has begun to end would end the process.
+  for (const Deadline deadline(kForOthers); in_hands_.use_count() > 1 && !deadline.passed();)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
   store_.reset();
   given_.reset();
   if (!pending.empty()) refuse("finalize(): ", pending);
@@ -164,6 +168,7 @@ c10::intrusive_ptr<comms::TorchWork> Communicator::reconfigure(const comms::Reco
   auto group = std::make_shared<shm_engine::BackendState>(std::move(world));
   replace(c10::make_intrusive<shm_engine::ShmBackend>(std::move(group), options_.timeout, "lockstep", true),
           State::kFormed);
+  store_ = given_;
   if (given_) store_ = within(given_, c10::str("lockstep/", name_, "/", handles[0], "/", options.uuid));
   return c10::make_intrusive<comms::TorchWorkCompleted>();
 }
@@ -201,7 +206,7 @@ c10::intrusive_ptr<comms::TorchWork> Communicator::in_progress(EngineWork::Works
   auto work = c10::make_intrusive<EngineWork>(std::move(works), timeout, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->note_failure();
   });
-  settle_later(work);
+  settle_later({in_hands_, work});
   return work;
 }
 

@@ -101,6 +101,7 @@ class Communicator : public comms::TorchCommBackend, public std::enable_shared_f
   StorePtr given_;           ///< for groups that reconfigure() forms; may be null
   StorePtr store_;           ///< of the present group, for split(); may be null
   std::set<int64_t> uuids_;  ///< of all calls of reconfigure()
+  const std::shared_ptr<const bool> in_hands_ = std::make_shared<const bool>();  ///< the tickets of works
   int rank_ = -1, size_ = -1;
   std::atomic<State> state_{State::kNew};
   std::atomic<bool> failed_{false};  ///< an operation of the present group

@@ -56,11 +56,16 @@ class TorchComms(unittest.TestCase):
         facts = cache()
         assemble(cls.folder.name, facts["LOCKSTEP_TORCHCOMMS"], facts["LOCKSTEP_TORCHCOMMS_LIBRARY"])
 
-    def ranks(self, size, *arguments, timeout=100):
-        """(exit code, output) of each rank."""
-        common = support.environment(PYTHONPATH=f"{self.folder.name}:{os.environ['PYTHONPATH']}", TORCHCOMMS_BACKEND_LIB_PATH_LOCKSTEP=ENGINE, WORLD_SIZE=str(size),
-                                     MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), OMP_NUM_THREADS="1", GLOG_minloglevel="2")
-        processes = [subprocess.Popen(support.dies_with_us(sys.executable, PROGRAMS, *arguments), env={**common, "RANK": str(rank)}, text=True,
+    def common(self, size):
+        """The environment of a communicator's ranks."""
+        return support.environment(PYTHONPATH=f"{self.folder.name}:{os.environ['PYTHONPATH']}", TORCHCOMMS_BACKEND_LIB_PATH_LOCKSTEP=ENGINE, WORLD_SIZE=str(size),
+                                   MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), OMP_NUM_THREADS="1", GLOG_minloglevel="2")
+
+    def ranks(self, size, *arguments, machines="", timeout=100):
+        """(exit code, output) of each rank. `machines`: a letter for each rank, the same for those that share one; all do by default."""
+        common = {**self.common(size), "MACHINES": str(len(set(machines)) or 1)}
+        processes = [subprocess.Popen(support.dies_with_us(sys.executable, PROGRAMS, *arguments), text=True,
+                                      env={**common, "RANK": str(rank), **({"LOCKSTEP_MACHINE": machines[rank]} if machines else {})},
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(size)]
         try:
             outputs = [process.communicate(timeout=3 * timeout)[0] for process in processes]
@@ -77,6 +82,11 @@ class TorchComms(unittest.TestCase):
     def test_every_operation_in_each_form(self):
         for size in (1, 2, 3):
             self.all_end(size, "operations")
+
+    def test_several_machines(self):
+        for program in ("operations", "split", "train"):
+            self.all_end(3, program, machines="aab")
+        self.all_end(3, "killed", "waited", machines="aab", killed=[2])
 
     def test_split(self):
         for size in (2, 3):
@@ -105,15 +115,15 @@ class TorchComms(unittest.TestCase):
 class Often(TorchComms):
     """Two hundred of these."""
 
-    test_split = test_misuse = test_limits_and_abort = test_reconfigure = test_distributed_data_parallel = None
+    test_several_machines = test_split = test_misuse = test_limits_and_abort = test_reconfigure = test_distributed_data_parallel = None
 
     def test_every_operation_in_each_form(self):
         for size in (2, 3):
             self.all_end(size, "operations", "200", timeout=600)
 
     def test_a_killed_rank(self):
-        for i in range(200):
-            self.all_end(3, "killed", ("blocking", "waited", "watched")[i % 3], killed=[2])
+        done = support.run(sys.executable, PROGRAMS, "kills", "200", timeout=600, env={**self.common(3), "RANK": "0"})
+        self.assertEqual(done.returncode, 0)
 
 
 if __name__ == "__main__":
