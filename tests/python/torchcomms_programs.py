@@ -20,12 +20,18 @@ from torchcomms import ReduceOp
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 CPU = torch.device("cpu")
 MACHINES = int(os.environ.get("MACHINES", "1"))
-LONG_S = 100  # after which a program tells where it is, and ends
+LONG_S = 100
 SOON_S = 5  # in which all ranks must know of a failure
 
 
 def communicator(name="all", **more):
     return torchcomms.new_comm("lockstep", CPU, name, **more)
+
+
+def end_at(seconds):
+    """Then the process tells where it is, and ends."""
+    faulthandler.register(signal.SIGALRM, chain=True)
+    signal.alarm(seconds)
 
 
 def error_of(call):
@@ -265,7 +271,7 @@ def kills(times):
             if child == 0:
                 RANK = rank
                 os.environ["RANK"] = str(rank)
-                faulthandler.dump_traceback_later(LONG_S, exit=True)
+                end_at(LONG_S)
                 try:
                     killed(("blocking", "waited", "watched")[i % 3])
                     os._exit(0)
@@ -383,6 +389,6 @@ def times(rounds="30"):
 PROGRAMS = {program.__name__: program for program in (operations, split, misuse, killed, kills, late, reconfigure, train, times)}
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(LONG_S if len(sys.argv) < 3 or sys.argv[1] == "killed" else 10 * LONG_S, exit=True)
+    end_at(LONG_S if len(sys.argv) < 3 or sys.argv[1] == "killed" else 10 * LONG_S)
     torch.set_num_threads(1)
     PROGRAMS[sys.argv[1]](*sys.argv[2:])
