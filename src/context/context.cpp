@@ -67,6 +67,9 @@ std::string choose_backend(const ContextOptions& options, const RollCall& presen
     const bool is_gloos = present.most_on_a_machine == 1 && present.machines <= hierarchical_engine::kMostDirect;
     return is_gloos ? "gloo" : "hierarchical";
   }
+  if (options.backend == "shm" && present.machines > 1)
+    throw Error("ContextOptions::backend is \"shm\", but the ranks are on " + std::to_string(present.machines) +
+                " machines; leave it empty, or set it to \"gloo\" or \"hierarchical\"");
   for (const char* known : {"shm", "gloo", "hierarchical"})
     if (options.backend == known) return known;
   throw Error("ContextOptions::backend is \"" + options.backend +

@@ -315,7 +315,7 @@ at::Tensor RunningStatisticsImpl::variance() const {
   return samples == 0 ? at::ones_like(squares_) : squares_ / static_cast<double>(samples);
 }
 
-at::Tensor RunningStatisticsImpl::forward(const at::Tensor& x) const {
+at::Tensor RunningStatisticsImpl::forward(const at::Tensor& x) {
   check_input("forward", x, shape_);
   check_held("forward");
   const at::Tensor normal =
