@@ -24,7 +24,7 @@ void DeferredReduction::reach(Stage stage) {
 
 void DeferredReduction::set_aside_passes() {
   passes_ += parts_.passes.since_reduction;
-  parts_.passes.since_reduction = 0;
+  parts_.passes.note_reduction();
   changes_.remember();
 }
 
