@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include "base/counted.h"
+
 namespace lockstep {
 namespace {
 
