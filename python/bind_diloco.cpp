@@ -42,6 +42,7 @@ DiLoCoOptions diloco_options_of(const py::dict& from) {
   take("outer_lr", options.outer_lr);
   take("outer_momentum", options.outer_momentum);
   take("nesterov", options.nesterov);
+  take("max_nonfinite_rounds", options.max_nonfinite_rounds);
   return options;
 }
 

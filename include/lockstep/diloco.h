@@ -39,6 +39,9 @@ struct DiLoCoOptions {
   double outer_lr = 0.7;
   double outer_momentum = 0.9;
   bool nesterov = true;
+  /// Rounds in a row in which the parameters of all machines are not finite, after which step() and finish() throw
+  /// Error on all ranks instead of a warning, since nothing is learned any more. At least 1.
+  int64_t max_nonfinite_rounds = 3;
   /// Makes another outer optimizer for the tensors that it is given, which are float and on the CPU; the options above
   /// are not used then. It must be elementwise, and one whose state lockstep::state_dict() knows. Called once for each
   /// fragment, on every rank.
@@ -80,7 +83,8 @@ struct DiLoCoStats {
 /// without it. An Ema averages each machine's own weights, so its averages differ by machine, also after finish().
 ///
 /// A machine whose parameters are not finite at a fragment's turn is left out of the round: a warning and stats() name
-/// it, and it takes all parameters from the outer copy. Its optimizer's state stays as it is, so give the model
+/// it, and it takes all parameters from the outer copy. If it is so with all machines, max_nonfinite_rounds in a row,
+/// that is an Error on all ranks. Its optimizer's state stays as it is, so give the model
 /// NonFinitePolicy::kSkip if an optimizer would remember NaN.
 ///
 /// Every rank makes it, with the same options and model, and makes the same calls in the same order; a difference is an

@@ -3,16 +3,17 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/jit/serialization/pickle.h>
 
 #include <lockstep/error.h>
 
 #include "base/hash.h"
 #include "base/weights_set.h"
+#include "collectives/cause.h"
 #include "collectives/coalesced.h"
 #include "collectives/storages.h"
 #include "data_parallel/divergence.h"
 #include "diloco/rounds.h"
+#include "diloco/state_bytes.h"
 #include "diloco/wire_format.h"
 
 // Rounds among machines that come and go, under `lockstep run --islands`. The hub (hosts/round_hub.h) collects the
@@ -25,26 +26,28 @@ namespace lockstep {
 namespace {
 
 using diloco::OuterFragment;
-using TensorsByName = c10::Dict<std::string, at::Tensor>;
 
 /// Of a whole outer state in floats: the copy, two of an optimizer like Adam, what rounding lost, and its mean.
 constexpr int64_t kMostInAState = 5 * sizeof(float);
 
-std::string bytes_of(const StateDict& state) {
-  TensorsByName all;
-  for (const auto& item : state) all.insert(item.key(), item.value());
-  const std::vector<char> bytes = torch::jit::pickle_save(c10::IValue(all));
-  return {bytes.begin(), bytes.end()};
-}
-
-StateDict state_of_bytes(const std::string& bytes) {
-  const c10::IValue all = torch::jit::pickle_load(std::vector<char>(bytes.begin(), bytes.end()));
-  StateDict state;
-  for (const auto& item : all.toGenericDict()) state.insert(item.key().toStringRef(), item.value().toTensor());
-  return state;
-}
-
 std::string name_of_other(size_t i) { return "other." + std::to_string(i); }
+
+std::vector<int64_t> numbers_of(const StateDict& state, const std::string& name) {
+  const at::Tensor* const found = state.find(name);
+  if (found == nullptr || found->scalar_type() != at::kLong || found->dim() != 1)
+    throw Error("DiLoCo: the outer state of another machine has no `" + name +
+                "`; give all machines the same Lockstep");
+  return {found->const_data_ptr<int64_t>(), found->const_data_ptr<int64_t>() + found->numel()};
+}
+
+/// Throws Error unless a state has a tensor like `own`, which is the `i`th that is not trained.
+void check_other(const StateDict& state, size_t i, const at::Tensor& own) {
+  const at::Tensor* const found = state.find(name_of_other(i));
+  if (found != nullptr && found->sizes() == own.sizes() && found->scalar_type() == own.scalar_type()) return;
+  throw Error(
+      "DiLoCo: the outer state of another machine has other frozen parameters or buffers than this one's model; "
+      "give all machines the same model");
+}
 
 }  // namespace
 
@@ -107,7 +110,8 @@ bool DiLoCo::State::step_among_islands() { return AmongIslands(*this).step(); }
 void DiLoCo::State::finish_among_islands() { AmongIslands(*this).finish(); }
 
 uint64_t DiLoCo::State::AmongIslands::model_and_options() const {
-  std::string text = s_.described() + std::to_string(s_.machines_.slices());
+  std::string text = s_.described() + std::to_string(s_.machines_.slices()) + " of " +
+                     std::to_string(s_.options_.max_nonfinite_rounds);
   for (const std::string& name : s_.names_) text += '\n' + name;
   for (const auto& [name, tensor] : s_.model_.attached.trained()) text += ' ' + std::to_string(tensor.numel());
   Hash hash;
@@ -118,21 +122,30 @@ uint64_t DiLoCo::State::AmongIslands::model_and_options() const {
 void DiLoCo::State::AmongIslands::give_state() const {
   StateDict state = fragment().state_dict();
   const auto others = s_.others();
+  state.insert("empty_rounds", at::tensor(s_.empty_rounds_.rounds, at::kLong));
   if (s_.machines_.here().rank() == 0)
     for (size_t i = 0; i < others.size(); ++i) state.insert(name_of_other(i), others[i].detach().cpu());
-  s_.islands_->give(s_.stats.rounds, bytes_of(state));
+  s_.islands_->give(s_.stats.rounds, diloco::bytes_of_state(state));
 }
 
 void DiLoCo::State::AmongIslands::take_state(const std::string& bytes) {
   const at::NoGradGuard no_grad;
-  const StateDict state = state_of_bytes(s_.islands_->slice_of(bytes));
-  fragment().check(state);
-  fragment().load_state_dict(state);
+  const auto others = s_.others();
+  const std::string problem = failure_of([&] {
+    const StateDict state = diloco::state_of_bytes(s_.islands_->slice_of(bytes));
+    fragment().check(state);
+    if (s_.machines_.here().rank() == 0)
+      for (size_t i = 0; i < others.size(); ++i) check_other(state, i, others[i]);
+    fragment().load_state_dict(state);
+    s_.empty_rounds_.rounds = numbers_of(state, "empty_rounds");
+    if (s_.machines_.here().rank() == 0)
+      for (size_t i = 0; i < others.size(); ++i) others[i].detach().copy_(state[name_of_other(i)]);
+  });
+  // Each rank has read a slice of its own.
+  for (const std::string& one : s_.machines_.here().all_gather_bytes(problem))
+    if (!one.empty()) throw Error(one);
   // What rounding lost was the other machine's.
   if (fragment().rest().defined()) fragment().rest().zero_();
-  const auto others = s_.others();
-  if (s_.machines_.here().rank() == 0)
-    for (size_t i = 0; i < others.size(); ++i) others[i].detach().copy_(state[name_of_other(i)]);
   if (!others.empty() && s_.machines_.here().world_size() > 1) broadcast_weights(s_.machines_.here(), others, 0);
 }
 
@@ -223,6 +236,8 @@ void DiLoCo::State::AmongIslands::apply(const diloco::IslandRound& round, bool w
     diloco::decode(s_.options_.wire, from, slice, decoded.data());
     for (size_t i = 0; i < sums.size(); ++i) sums[i] += decoded[i];
   }
+  s_.problem_ = s_.empty_rounds_.note(round.number, round.sent.empty(), s_.options_.max_nonfinite_rounds);
+  if (!s_.problem_.empty()) throw Error(s_.problem_);
   if (round.sent.empty()) return;
   const at::Tensor mean = at::empty({slice});
   for (size_t i = 0; i < sums.size(); ++i)

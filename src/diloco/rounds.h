@@ -12,6 +12,7 @@
 #include "data_parallel/replica_state.h"
 #include "diloco/claim.h"
 #include "diloco/exchange.h"
+#include "diloco/finite.h"
 #include "diloco/islands.h"
 #include "diloco/machines.h"
 #include "diloco/outer_fragment.h"
@@ -91,7 +92,8 @@ struct DiLoCo::State {
   std::vector<diloco::OuterFragment> fragments_;
   std::vector<std::optional<int32_t>> frozen_;  ///< by fragment: a parameter that a step saw frozen
   std::deque<Round> under_way_;
-  int64_t saved_at_ = 0;                      ///< the step of the last state_dict()
+  int64_t saved_at_ = 0;  ///< the step of the last state_dict()
+  diloco::EmptyRounds empty_rounds_;
   std::string problem_;                       ///< why no round is possible any more; empty: they are
   std::unique_ptr<diloco::Islands> islands_;  ///< null without `lockstep run --islands`
 };

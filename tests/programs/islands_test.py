@@ -219,6 +219,13 @@ class IslandsInTrouble(IslandsTest):
         self.assertEqual(self.figures(0)["hash"], self.figures(1)["hash"])
         self.check_samples([0, 1], lost=[1])
 
+    def test_rounds_in_which_no_machine_is_finite_end_the_run_by_their_numbers(self):
+        with Hosts(2) as hosts:
+            output = self.ended(self.begin_islands(hosts, "--max-restarts", "0", nan=("all", 50)), 40)
+        for machine in (0, 1):
+            with open(os.path.join(self.folder, "run", f"machine_{machine}", "rank_0.log"), encoding="utf-8") as log:
+                self.assertIn("the parameters of all machines were not finite in 3 rounds in a row, 3, 4 and 5, so nothing", log.read(), output)
+
     def test_strangers_get_nothing(self):
         with Hosts(2) as hosts:
             process = self.begin_islands(hosts, steps=100000)
