@@ -327,10 +327,10 @@ bool DiLoCo::State::step() {
   return has_set;
 }
 
-void DiLoCo::State::finish() {
+void DiLoCo::State::finish(bool leaves) {
   check_usable();
   note_frozen();
-  if (islands_) return finish_among_islands();
+  if (islands_) return finish_among_islands(leaves);
   while (!under_way_.empty()) {
     Round round = std::move(under_way_.front());
     under_way_.pop_front();

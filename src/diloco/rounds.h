@@ -29,7 +29,8 @@ struct DiLoCo::State {
   State(Replica& of, const Group& group, DiLoCoOptions given);
 
   bool step();
-  void finish();
+  /// `leaves`: nothing follows.
+  void finish(bool leaves);
   StateDict state_dict();
   void load_state_dict(const StateDict& state);
   void load_from_ranks(const std::vector<StateDict>& ranks);
@@ -67,7 +68,7 @@ struct DiLoCo::State {
   /// The rounds among machines that come and go (island_rounds.cpp).
   class AmongIslands;
   bool step_among_islands();
-  void finish_among_islands();
+  void finish_among_islands(bool leaves);
   void check_for_islands() const;
   /// Parameters that are not trained, and buffers.
   std::vector<at::Tensor> others() const;

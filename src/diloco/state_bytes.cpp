@@ -11,8 +11,8 @@
 
 #include "checkpoint/scalar_type.h"
 
-// The encoding, of little-endian numbers of 8 bytes: kStateMagic, the count of tensors, and for each tensor its name and
-// the name of its dtype, each after its length, the number of its dimensions, its sizes, and its elements.
+// The encoding, of little-endian numbers of 8 bytes: kStateMagic, the count of tensors, and for each tensor its name
+// and the name of its dtype, each after its length, the number of its dimensions, its sizes, and its elements.
 
 namespace lockstep::diloco {
 namespace {

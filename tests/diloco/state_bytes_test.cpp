@@ -71,7 +71,9 @@ TEST(StateBytes, PicklesAreRefusedUnread) {
   std::stringstream stream;
   torch::save(at::zeros({2}), stream);
   EXPECT_THROW((void)state_of_bytes(stream.str()), Error);
-  EXPECT_THROW((void)state_of_bytes("\x80\x02" "cposix\nsystem\nX\x04\x00\x00\x00true\x85R."), Error);
+  EXPECT_THROW((void)state_of_bytes("\x80\x02"
+                                    "cposix\nsystem\nX\x04\x00\x00\x00true\x85R."),
+               Error);
 }
 
 TEST(StateBytes, WhatIsNoPlainTensorIsNotSent) {

@@ -129,6 +129,44 @@ class Islands(IslandsTest):
             self.assertIn(text, ran.stderr)
 
 
+class IslandsOfATrainer(IslandsTest):
+    """Runs of island_trainer: 240 samples in batches of 8, so each epoch has 10 steps on three machines, and meetings after 4, 8 and 10."""
+
+    def begin_trainer(self, hosts, *options, epochs=4, pause=5):
+        program = [os.path.join(BIN, "island_trainer"), self.folder, epochs, 4, pause]
+        return self.begin(*hosts.lockstep_run([1] * len(hosts.names), "--islands", "--run-dir", "run", *options, "--", *program))
+
+    def epochs(self, machine):
+        """The hashes after each epoch."""
+        with open(os.path.join(self.folder, f"machine_{machine}.txt"), encoding="utf-8") as file:
+            return {int(line.split()[0]): line.split()[1] for line in file}
+
+    def test_machines_have_equal_parameters_and_statistics_after_each_epoch(self):
+        with Hosts(3) as hosts:
+            output = self.ended(self.begin_trainer(hosts), 0)
+        self.assertEqual([one["took_part"] for one in self.rounds()], [[0, 1, 2]] * 12, output)
+        self.assertEqual(set(self.epochs(0)), {0, 1, 2, 3})
+        for machine in (1, 2):
+            self.assertEqual(self.epochs(machine), self.epochs(0), output)
+        self.assertEqual(len(set(self.epochs(0).values())), 4, "they have trained")
+        self.assertTrue(os.path.isdir(os.path.join(self.folder, "checkpoints", "machine_2")))
+
+    @thorough
+    def test_a_machine_that_is_killed_ends_its_epochs_and_the_others_do_not_wait(self):
+        with Hosts(3) as hosts:
+            process = self.begin_trainer(hosts, "--elastic", "2", epochs=12, pause=20)
+            self.await_round(process, 4)
+            self.kill_machine(hosts, 1)
+            killed = len(self.rounds())
+            output = self.ended(process, 0, seconds=90)
+        rounds = self.rounds()[killed:]
+        self.check_wait(rounds[:-1])
+        self.assertTrue([one for one in rounds if one["took_part"] == [0, 2]], output)
+        self.assertTrue([one for one in rounds if 1 in one["took_part"]], output)
+        for machine in range(3):
+            self.assertEqual(set(self.epochs(machine)), set(range(12)), output)
+
+
 @thorough
 class IslandsInTrouble(IslandsTest):
     def test_machines_that_meet_have_equal_models(self):
