@@ -186,6 +186,7 @@ void IslandsRun::take_arrivals() {
 }
 
 std::string IslandsRun::objection(const Hello& hello) const {
+  if (hello.nodes != 0) return "it was started with --nnodes, and this is a run of --islands; use `lockstep join`";
   if (hello.node < 0 || hello.node >= count()) return "the run has no such machine";
   const Machine& one = machine(hello.node);
   const bool is_new = hello.turn < 0;
@@ -201,7 +202,7 @@ void IslandsRun::join(Arrival arrival) {
   std::vector<IslandPlace> places;
   for (int number = 0; number < count(); ++number)
     places.push_back({machine(number).standing(hub_.is_connected(number)), machine(number).name});
-  if (hello.version != library_version())
+  if (hello.protocol != kProtocol || hello.version != library_version())
     place.refusal = "it runs Lockstep " + printable(hello.version) + ", and the coordinator " + library_version();
   else if (is_new && (ends_ || asked_))
     place.refusal = "the run is ending";
@@ -236,7 +237,8 @@ void IslandsRun::turn() {
   }
   lobby_.watch(polled);
   hub_.watch(polled);
-  polled.wait(kTickMs);
+  const auto due = lobby_.due();
+  polled.wait(due ? std::min(kTickMs, Deadline(*due).remaining_ms()) : kTickMs);
   take_arrivals();
   hub_.tick(Clock::now());
 }
