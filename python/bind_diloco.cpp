@@ -86,6 +86,8 @@ void bind_diloco(py::module_& module) {
       .def(
           "step", [](PythonDiLoCo& of) { return of.diloco.step(); }, Unlocked())
       .def(
+          "synchronise", [](PythonDiLoCo& of) { of.diloco.synchronise(); }, Unlocked())
+      .def(
           "finish", [](PythonDiLoCo& of) { of.diloco.finish(); }, Unlocked())
       .def("stats", [](const PythonDiLoCo& of) { return of.diloco.stats(); })
       .def(

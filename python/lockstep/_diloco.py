@@ -82,8 +82,13 @@ class DiLoCo:
         """After each step of the optimizer. Returns whether parameters were synchronised. Every rank calls it."""
         return self._here().step()
 
+    def synchronise(self) -> None:
+        """Ends the rounds under way, and has a round now: all machines have the same parameters and floating-point buffers, with
+        `lockstep run --islands` those that take part in the round. Every rank calls it."""
+        self._here().synchronise()
+
     def finish(self) -> None:
-        """Ends the rounds under way, and has a round now: all machines have the same parameters and floating-point buffers."""
+        """synchronise() at the end of the training. With --islands the machine leaves the rounds."""
         self._here().finish()
 
     def stats(self) -> "DiLoCoStats":

@@ -93,6 +93,19 @@ class Join(JoinTest):
 
 @thorough
 class JoinAgain(JoinTest):
+    def test_runs_of_another_kind_are_refused(self):
+        with Hosts(2) as hosts:
+            one_by_one = ("--nnodes", 2, "--rendezvous", WHERE, "--key-file", self.key, "--", "true")
+            process = self.begin(*hosts.on(0, LOCKSTEP, "run", "--node-rank", 0, *one_by_one))
+            self.assertIn("`lockstep join` is for runs with --islands", self.ended(self.join(hosts, 1, "second"), 46))
+            self.ended(self.begin(*hosts.on(1, LOCKSTEP, "run", "--node-rank", 1, *one_by_one)), 0)
+            self.ended(process, 0)
+            process = self.begin_open(hosts, 1, 2, least=1)
+            self.await_round(process, 2)
+            output = self.ended(self.begin(*hosts.on(1, LOCKSTEP, "run", "--node-rank", 1, *one_by_one)), 46)
+            self.assertIn("use `lockstep join`", output)
+            self.ended(process, 0)
+
     def test_a_machine_of_the_run_whose_agent_has_died_gets_its_place_back(self):
         with Hosts(3) as hosts:
             process = self.begin_open(hosts, 3, 3, "--max-restarts", "0", pause=20)
