@@ -145,7 +145,7 @@ def main():
         cuts = [cut_off(machines, options, chance) for _ in range(options.cuts)]
     if kills:
         counts = {rounds: sum(back == rounds for _, back in kills) for rounds in sorted({back for _, back in kills})}
-        print(f"{counted(len(kills), 'kill')}: the others waited at most {max(waited for waited, _ in kills):.2f} s, back after "
+        print(f"{counted(len(kills), 'kill')}: the others waited at most {max(waited for waited, _ in kills):.3f} s, back after "
               + ", ".join(f"{counted(rounds, 'round')} ({counted(count, 'time')})" for rounds, count in counts.items()))
     if cuts:
         print(f"{counted(len(cuts), 'link')} cut: the others waited {min(cuts):.2f} to {max(cuts):.2f} s")

@@ -54,8 +54,7 @@ std::string EmptyRounds::note(int64_t round, bool is_empty, int64_t most) {
   for (const int64_t one : rounds) list += (list.empty() ? "" : one == round ? " and " : ", ") + std::to_string(one);
   return "DiLoCo: the parameters of all machines were not finite in " +
          counted(std::ssize(rounds), "round", "rounds in a row") + ", " + list +
-         ", so nothing is learned any more, and DiLoCoOptions::max_nonfinite_rounds is " +
-         std::to_string(rounds.size()) +
+         ", so nothing is learned any more, and max_nonfinite_rounds is " + std::to_string(rounds.size()) +
          "; lower the learning rate, clip gradients, or give the model NonFinitePolicy::kSkip, and resume from an "
          "earlier checkpoint, or start anew";
 }

@@ -170,7 +170,7 @@ class BetweenHosts(unittest.TestCase):
         if reason:
             self.skipTest(reason)
         table = run(sys.executable, os.path.join(BENCH, "hosts/bench_hosts_islands.py"), "--build", BUILD, "--tiny").stdout
-        self.assertRegex(table, r"(?m)^1 kill: the others waited at most \d\.\d\d s, back after (1 round|2 rounds) \(1 time\)$")
+        self.assertRegex(table, r"(?m)^1 kill: the others waited at most \d\.\d{3} s, back after (1 round|2 rounds) \(1 time\)$")
         self.assertRegex(table, r"(?m)^1 link cut: the others waited \d\.\d\d to \d\.\d\d s$")
 
 

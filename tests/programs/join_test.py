@@ -8,7 +8,7 @@ import unittest
 
 from hosts_test import ADDRESSES, Hosts
 from islands_test import STATE, IslandsTest
-from support import LOCKSTEP, environment, main, thorough
+from support import LOCKSTEP, environment, main, run, thorough
 
 PORT = 29431
 WHERE = f"{ADDRESSES[0]}:{PORT}"
@@ -105,6 +105,21 @@ class JoinAgain(JoinTest):
             output = self.ended(self.begin(*hosts.on(1, LOCKSTEP, "run", "--node-rank", 1, *one_by_one)), 46)
             self.assertIn("use `lockstep join`", output)
             self.ended(process, 0)
+
+    def test_one_that_joins_before_the_first_round_starts_with_the_others(self):
+        with Hosts(3) as hosts:
+            process = self.begin_open(hosts, 2, 3, ranks=2)
+            third = self.join(hosts, 2, "third")
+            self.await_round(process, 3)
+            status = run(LOCKSTEP, "status", os.path.join(self.folder, "run")).stdout
+            output = self.ended(process, 0)
+            said = self.ended(third, 0)
+        self.assertRegex(status, r"machine 2  took part in \d+ rounds, last in round \d+\n")
+        rounds = self.rounds()
+        self.assertTrue(all(one["took_part"] == [0, 1, 2] for one in rounds), output + said)
+        self.assertEqual(len(rounds), self.STEPS // self.EVERY)
+        self.assertEqual(len({self.figures(machine)["hash"] for machine in range(3)}), 1, output)
+        self.check_samples([0, 1, 2])
 
     def test_a_machine_of_the_run_whose_agent_has_died_gets_its_place_back(self):
         with Hosts(3) as hosts:
