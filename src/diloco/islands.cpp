@@ -28,7 +28,7 @@ IslandRound read_round(std::string_view body) {
   round.number = hub::take<int64_t>(body);
   round.giver = hub::take<int32_t>(body);
   const auto count = hub::take<int32_t>(body);
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < count && !body.empty(); ++i) {
     const auto island = hub::take<int32_t>(body);
     round.sent[island] = hub::take_bytes(body);
   }
