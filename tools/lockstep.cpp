@@ -11,6 +11,7 @@
 #include "explain_command.h"
 #include "file_commands.h"
 #include "help_text.h"
+#include "join_command.h"
 #include "launch/error_page.h"
 #include "launch/launch_error.h"
 #include "nearest_name.h"
@@ -70,6 +71,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
   const lockstep::ReportCommand report(app);
   const lockstep::StatusCommand status(app);
   const lockstep::ResizeCommand resize(app);
+  const lockstep::JoinCommand join(app);
   const lockstep::TourCommand tour(app);
   const lockstep::ExplainCommand explain(app);
   const lockstep::DescribingCommands describing(app);
@@ -92,6 +94,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
   if (doctor.asked_for()) return doctor.run();
   if (status.asked_for()) return status.run();
   if (resize.asked_for()) return resize.run();
+  if (join.asked_for()) return join.run(environment);
   if (tour.asked_for()) return tour.run();
   if (explain.asked_for()) return explain.run();
   if (describing.asked_for()) return describing.run();

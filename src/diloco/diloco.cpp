@@ -31,7 +31,9 @@ DiLoCo::~DiLoCo() {
 
 bool DiLoCo::step() { return living(state_).step(); }
 
-void DiLoCo::finish() { living(state_).finish(); }
+void DiLoCo::synchronise() { living(state_).finish(/*leaves=*/false); }
+
+void DiLoCo::finish() { living(state_).finish(/*leaves=*/true); }
 
 DiLoCoStats DiLoCo::stats() const { return living(state_).stats; }
 

@@ -178,6 +178,7 @@ std::string Coordinator::objection(const Hello& hello, const std::string& comman
   if (hello.protocol != kProtocol || hello.version != library_version())
     return "it runs Lockstep " + printable(hello.version) + ", and the coordinator " + library_version() +
            "; install the same version on all machines";
+  if (hello.joins) return "`lockstep join` is for runs with --islands, and this one has none; start it with --nnodes";
   if (hello.nodes != 0 && hello.nodes != count)
     return "it was started with --nnodes " + std::to_string(hello.nodes) + ", and the coordinator with " +
            std::to_string(count);

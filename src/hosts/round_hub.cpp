@@ -19,6 +19,14 @@ std::string list_of(const std::set<int>& islands) {
   return text;
 }
 
+int code_of(std::string_view body) {
+  try {
+    return decode<Ended>(body).value;
+  } catch (const ProtocolError&) {
+    return -1;
+  }
+}
+
 std::string name_of_machine(int island) { return "machine " + std::to_string(island); }
 
 std::string digits_of(uint64_t hash) {
@@ -41,7 +49,12 @@ std::string in_quotes(const std::string& text) {
 
 }  // namespace
 
-void RoundHub::admit(int island, std::unique_ptr<Channel> channel) {
+void RoundHub::admit(int island, std::unique_ptr<Channel> channel, bool is_new) {
+  if (is_new) {
+    for (std::set<int>* const known : {&known_.finished, &known_.gone, &known_.came, &known_.refused})
+      known->erase(island);
+    known_.lost.erase(island);
+  }
   if (const auto before = members_.find(island); before != members_.end()) {
     leave_rounds(island, before->second, "its agent has connected again");
     before->second.channel->close("its agent has connected again");
@@ -312,7 +325,7 @@ void RoundHub::close(Clock::time_point now) {
 void RoundHub::record(const std::set<int>& took_part, size_t bytes, const std::string& outer, Clock::time_point now) {
   std::string left_out;
   for (int island = 0; island < options_.islands; ++island) {
-    if (took_part.contains(island)) continue;
+    if (took_part.contains(island) || (options_.is_empty && options_.is_empty(island))) continue;
     const auto member = members_.find(island);
     const auto lost = known_.lost.find(island);
     std::string why = lost != known_.lost.end() ? lost->second : "it is late";
@@ -338,7 +351,10 @@ void RoundHub::tick(Clock::time_point now) {
     // A machine that has not joined has nothing long to say.
     while (const auto message =
                member.channel->next(member.standing == Standing::kHere ? kMostJoinBytes : hub::kMostBytes))
-      handle(island, member, static_cast<hub::Kind>(message->kind), message->body);
+      if (message->kind == Kind::kEnded && options_.ended)
+        options_.ended(island, code_of(message->body));
+      else
+        handle(island, member, static_cast<hub::Kind>(message->kind), message->body);
     member.channel->beat(now);
   }
   drop_the_lost(now);

@@ -52,12 +52,15 @@ class RoundHub {
     std::optional<std::chrono::milliseconds> deadline;  ///< of a round, after the first contribution
     std::function<void(const std::string&)> tell;
     std::function<void(const std::string&)> record;  ///< takes a line of JSON for each round
+    std::function<bool(int)> is_empty;               ///< whether no machine has ever had the place; null: no
+    std::function<void(int, int)> ended;             ///< takes a machine and the exit code that its agent tells
   };
 
   explicit RoundHub(Options options) : options_(std::move(options)) {}
 
-  /// The channel of a machine's agent, in the place of an earlier one.
-  void admit(int island, std::unique_ptr<Channel> channel);
+  /// The channel of a machine's agent, in the place of an earlier one. `is_new`: nothing is held against the machine
+  /// that an earlier one has done at its place.
+  void admit(int island, std::unique_ptr<Channel> channel, bool is_new = false);
   void watch(PollSet& polled);
   /// Handles what has come, and everything that depends on time; to be called at least ten times a second.
   void tick(Clock::time_point now);
