@@ -84,7 +84,6 @@ class Unit {
   void set_from(const at::Tensor& memory);
 
  private:
-  void adopt_initial_values();
   void move_parameters_to(const c10::Storage& storage);
   void close_with(const std::string& why);
 

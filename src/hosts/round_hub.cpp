@@ -57,10 +57,6 @@ void RoundHub::watch(PollSet& polled) {
                  [channel = member.channel.get()](const pollfd&) { channel->act(); });
 }
 
-void RoundHub::send(Member& member, hub::Kind kind, std::string_view body) {
-  member.channel->send_bytes(static_cast<uint8_t>(kind), body);
-}
-
 void RoundHub::send_to_all(Kind kind, const Over& over) {
   for (auto& [island, member] : members_)
     kind == Kind::kOver ? member.channel->send(kind, over) : member.channel->send(kind);
@@ -124,7 +120,7 @@ void RoundHub::refuse(int island, Member& member, const std::string& why) {
   member.standing = Standing::kHere;
   known_.lost[island] = why;
   known_.refused.insert(island);
-  send(member, hub::Kind::kRefused, name_of_machine(island) + " " + why);
+  member.send(hub::Kind::kRefused, name_of_machine(island) + " " + why);
   options_.tell(name_of_machine(island) + " is refused: it " + why);
 }
 
@@ -152,9 +148,9 @@ void RoundHub::hand_out(int island, Member& from, std::string_view body) {
     hub::put(take, counted_.last(number).step);
     hub::put(take, counted_.last(number).round);
     take += body;
-    send(member, hub::Kind::kTake, take);
+    member.send(hub::Kind::kTake, take);
     for (const auto& [closed, result] : giver_.since)
-      if (closed > round) send(member, hub::Kind::kResult, result);
+      if (closed > round) member.send(hub::Kind::kResult, result);
     member.standing = Standing::kIn;
     known_.lost.erase(number);
     if (giver_.starts) expected_.insert(number);
@@ -234,7 +230,7 @@ void RoundHub::start_if_all_wait(Clock::time_point now) {
   first->standing = Standing::kGiving;
   giver_.starts = true;
   open_ = {};
-  send(*first, hub::Kind::kGive);
+  first->send(hub::Kind::kGive);
 }
 
 void RoundHub::close_if_due(Clock::time_point now) {
@@ -301,7 +297,7 @@ void RoundHub::close(Clock::time_point now) {
   if (giver_.island >= 0) giver_.since.emplace_back(round_, body);
   record(took_part, bytes, digits_of(outer), now);
   for (auto& [island, member] : members_) {
-    if (member.standing == Standing::kIn) send(member, hub::Kind::kResult, body);
+    if (member.standing == Standing::kIn) member.send(hub::Kind::kResult, body);
     member.contributed = false;
     member.bytes.clear();
   }

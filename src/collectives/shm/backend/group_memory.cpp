@@ -1,4 +1,4 @@
-#include "collectives/machine_memory.h"
+#include "collectives/shm/backend/group_memory.h"
 
 #include <atomic>
 #include <cstdlib>
@@ -42,67 +42,75 @@ at::Tensor tensor_of(Share* share, int64_t elements, const at::TensorOptions& op
 
 }  // namespace
 
-void ShmBackend::give_back_unowned() {
+int GroupMemory::ranks_here() const { return group_.getSize(); }
+int GroupMemory::rank_here() const { return group_.getRank(); }
+
+void GroupMemory::forget() {
+  const MutexLock lock(mutex_);
+  owned_together_.clear();
+}
+
+void GroupMemory::give_back_unowned() {
   const MutexLock lock(mutex_);
   std::erase_if(owned_together_, [&](std::byte* block) {
     if (reinterpret_cast<Owners*>(block)->count.load(std::memory_order_acquire) != 0) return false;
-    state().core().free(block);
+    group_.core().free(block);
     return true;
   });
 }
 
-at::Tensor ShmBackend::allocate_together(int64_t elements, const at::TensorOptions& options) {
+at::Tensor GroupMemory::allocate_together(int64_t elements, const at::TensorOptions& options) {
   const size_t bytes = static_cast<size_t>(elements) * options.dtype().itemsize();
   constexpr uint64_t kNone = ~uint64_t{0};
   uint64_t place = kNone;
   std::string failure = "rank 0 could not get " + std::to_string(bytes) + " bytes";
-  if (getRank() == 0) {
+  if (group_.getRank() == 0) {
     give_back_unowned();
     try {
-      std::byte* block = state().core().allocate(kInFront + bytes);
+      std::byte* block = group_.core().allocate(kInFront + bytes);
       std::memset(block + kInFront, 0, bytes);
-      new (block) Owners{static_cast<uint32_t>(getSize())};
-      place = state().core().arena()->offset(block);
+      new (block) Owners{static_cast<uint32_t>(group_.getSize())};
+      place = group_.core().arena()->offset(block);
       const MutexLock lock(mutex_);
       owned_together_.push_back(block);
     } catch (const std::exception& error) {
       failure = error.what();
     }
   }
-  run({.kind = shm::OperationKind::kBroadcast,
-       .type = shm::DataType::kUInt8,
-       .count = sizeof place,
-       .input = &place,
-       .output = &place});
+  group_.run({.kind = shm::OperationKind::kBroadcast,
+              .type = shm::DataType::kUInt8,
+              .count = sizeof place,
+              .input = &place,
+              .output = &place});
   if (place == kNone) throw LimitError("memory for all ranks together: " + failure);
-  std::byte* block = state().core().memory_of(0, place);
-  return tensor_of(new Share{state().core().world().segment(0), block}, elements, options);
+  std::byte* block = group_.core().memory_of(0, place);
+  return tensor_of(new Share{group_.core().world().segment(0), block}, elements, options);
 }
 
-std::vector<std::byte*> ShmBackend::address_everywhere(const at::Tensor& mine) {
+std::vector<std::byte*> GroupMemory::address_everywhere(const at::Tensor& mine) {
   const auto* memory = static_cast<const std::byte*>(mine.const_data_ptr());
-  TORCH_INTERNAL_ASSERT(state().core().arena()->contains(memory, mine.nbytes()), "this memory is not the group's");
-  const uint64_t place = state().core().arena()->offset(memory);
-  std::vector<uint64_t> places(static_cast<size_t>(getSize()));
-  run({.kind = shm::OperationKind::kAllGather,
-       .type = shm::DataType::kUInt8,
-       .count = sizeof place,
-       .input = &place,
-       .output = places.data()});
+  TORCH_INTERNAL_ASSERT(group_.core().arena()->contains(memory, mine.nbytes()), "this memory is not the group's");
+  const uint64_t place = group_.core().arena()->offset(memory);
+  std::vector<uint64_t> places(static_cast<size_t>(group_.getSize()));
+  group_.run({.kind = shm::OperationKind::kAllGather,
+              .type = shm::DataType::kUInt8,
+              .count = sizeof place,
+              .input = &place,
+              .output = places.data()});
   std::vector<std::byte*> addresses;
-  for (int rank = 0; rank < getSize(); ++rank)
-    addresses.push_back(state().core().memory_of(rank, places[static_cast<size_t>(rank)]));
+  for (int rank = 0; rank < group_.getSize(); ++rank)
+    addresses.push_back(group_.core().memory_of(rank, places[static_cast<size_t>(rank)]));
   return addresses;
 }
 
-std::optional<uint64_t> ShmBackend::place_of(const at::Tensor& mine) const {
+std::optional<uint64_t> GroupMemory::place_of(const at::Tensor& mine) const {
   const auto* memory = static_cast<const std::byte*>(mine.const_data_ptr());
-  const auto& arena = *state().core().arena();
+  const auto& arena = *group_.core().arena();
   if (!arena.contains(memory, mine.nbytes())) return std::nullopt;
   return arena.offset(memory);
 }
 
-const std::byte* ShmBackend::memory_of(int rank, uint64_t place) const { return state().core().memory_of(rank, place); }
+const std::byte* GroupMemory::memory_of(int rank, uint64_t place) const { return group_.core().memory_of(rank, place); }
 
 }  // namespace lockstep::shm_engine
 
