@@ -8,7 +8,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "base/printable.h"
+#include "base/text.h"
 #include "capture.h"
 #include "hosts/host_list.h"
 #include "launch/launch_error.h"

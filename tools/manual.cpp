@@ -1,4 +1,4 @@
-#include "manual.h"
+#include "command_text.h"
 
 #include <algorithm>
 #include <cctype>

@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "base/clock.h"
-#include "base/printable.h"
 #include "base/rank_names.h"
+#include "base/text.h"
 #include "capture.h"
 #include "hosts/launch_command.h"
 #include "launch/launch_error.h"
@@ -19,9 +19,7 @@
 #include "launch/process/process_table.h"
 #include "report/starts.h"
 #include "report/text.h"
-#include "rounds_status.h"
 #include "running_run.h"
-#include "stacks.h"
 
 namespace lockstep {
 namespace {

@@ -10,7 +10,7 @@
 
 #include <lockstep/checkpointer.h>
 
-#include "checkpoint/memory/state_keys.h"
+#include "checkpoint/memory/kept_state.h"
 
 namespace lockstep {
 

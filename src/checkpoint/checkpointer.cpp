@@ -6,9 +6,9 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/first_difference.h"
 #include "base/machine_name.h"
 #include "base/rank_names.h"
+#include "base/text.h"
 #include "base/weights_set.h"
 #include "checkpoint/accumulation.h"
 #include "checkpoint/checkpoint_part.h"

@@ -20,7 +20,7 @@
 #include "checkpoint/accumulation.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/checkpoint_saver.h"
-#include "checkpoint/memory/state_keys.h"
+#include "checkpoint/memory/kept_state.h"
 #include "checkpoint/memory_agreement.h"
 #include "checkpoint/memory_bringer.h"
 #include "checkpoint/sliced_memory.h"

@@ -11,10 +11,10 @@
 #include <lockstep/master_weights.h>
 
 #include "base/error.h"
-#include "checkpoint/copy_problem.h"
 #include "checkpoint/optimizer_kind.h"
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/slice_holders.h"
+#include "checkpoint/state_fit.h"
 
 namespace lockstep {
 namespace {

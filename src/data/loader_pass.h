@@ -9,7 +9,6 @@
 #include "base/clock.h"
 #include "base/virtual_ranks.h"
 #include "data/epoch_plan.h"
-#include "data/one_thread.h"
 #include "data/prefetcher.h"
 
 namespace lockstep::detail {

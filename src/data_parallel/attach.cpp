@@ -5,10 +5,10 @@
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
 
-#include "base/counted.h"
 #include "base/loop_begin.h"
 #include "base/rank_names.h"
 #include "base/shared_weights.h"
+#include "base/text.h"
 #include "base/weights_set.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"

@@ -9,7 +9,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
-#include "base/first_difference.h"
+#include "base/text.h"
 #include "checkpoint/sliced_memory.h"
 #include "collectives/sample.h"
 

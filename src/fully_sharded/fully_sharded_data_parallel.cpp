@@ -8,10 +8,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "base/decimal.h"
 #include "base/error.h"
-#include "base/first_difference.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "checkpoint/state_hash.h"
 #include "data_parallel/gradient_norm.h"
 #include "fully_sharded/module_gradients.h"

@@ -7,9 +7,9 @@
 
 #include <ATen/ATen.h>
 
-#include "base/counted.h"
 #include "base/error.h"
 #include "base/mutex.h"
+#include "base/text.h"
 #include "checkpoint/sliced_memory.h"
 #include "collectives/group_state.h"
 #include "rank_page/operation_label.h"

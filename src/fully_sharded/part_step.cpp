@@ -9,9 +9,8 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
 
-#include "base/decimal.h"
 #include "base/error.h"
-#include "base/first_difference.h"
+#include "base/text.h"
 #include "checkpoint/sliced_memory.h"
 #include "fully_sharded/told_to_all.h"
 #include "optim/local_step.h"

@@ -6,15 +6,15 @@
 #include <filesystem>
 #include <functional>
 
-#include "base/printable.h"
 #include "base/processor.h"
+#include "base/text.h"
 #include "base/version.h"
 #include "hosts/hosts_plan.h"
 #include "hosts/hosts_team.h"
 #include "hosts/keep_states.h"
 #include "hosts/launch_command.h"
 #include "hosts/machine_places.h"
-#include "hosts/program_facts.h"
+#include "hosts/workplace.h"
 #include "launch/launch_error.h"
 #include "launch/process/own_program.h"
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <climits>
 
-#include "base/printable.h"
 #include "base/socket.h"
+#include "base/text.h"
 #include "hosts/start_order.h"
 #include "launch/launch_error.h"
 

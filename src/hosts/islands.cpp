@@ -10,7 +10,7 @@
 #include <memory>
 #include <set>
 
-#include "base/printable.h"
+#include "base/text.h"
 #include "base/version.h"
 #include "hosts/agent_process.h"
 #include "hosts/hosts_plan.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "base/printable.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {

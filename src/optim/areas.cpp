@@ -7,8 +7,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
-#include "base/first_difference.h"
 #include "base/rank_names.h"
+#include "base/text.h"
 #include "checkpoint/sliced_memory.h"
 #include "collectives/group_state.h"
 #include "data_parallel/divergence.h"

@@ -17,7 +17,7 @@
 #include "base/broadcast_notice.h"
 #include "base/shared_weights.h"
 #include "base/weights_set.h"
-#include "checkpoint/copy_problem.h"
+#include "checkpoint/state_fit.h"
 #include "collectives/machine_memory.h"
 #include "collectives/module_watch.h"
 #include "collectives/storages.h"

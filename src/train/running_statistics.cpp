@@ -13,9 +13,9 @@
 
 #include <lockstep/error.h>
 
-#include "base/decimal.h"
 #include "base/hash.h"
 #include "base/rank_names.h"
+#include "base/text.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep {

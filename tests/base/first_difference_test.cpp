@@ -1,4 +1,4 @@
-#include "base/first_difference.h"
+#include "base/text.h"
 
 #include <gtest/gtest.h>
 

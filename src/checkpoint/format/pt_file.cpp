@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "base/error.h"
-#include "checkpoint/format/pickle_reader.h"
+#include "checkpoint/format/pickle_tree.h"
 
 // Source: the output of torch.save of PyTorch 2.13, byte by byte; torch/serialization.py.
 

@@ -1,4 +1,4 @@
-#include "collectives/gloo/all_gather.h"
+#include "collectives/gloo/messages.h"
 
 #include <algorithm>
 #include <vector>

@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 
 #include "collectives/core_types.h"
-#include "collectives/gloo/all_gather.h"
+#include "collectives/gloo/messages.h"
 #include "collectives/operand.h"
 #include "collectives/split_table.h"
 #include "rank_page/rank_board.h"

@@ -19,8 +19,8 @@
 #include "collectives/hierarchical/gloo_carrier.h"
 #include "collectives/hierarchical/halving_plan.h"
 #include "collectives/machine_memory.h"
+#include "collectives/shm/backend/c10d_meeting_store.h"
 #include "collectives/shm/backend/make_backend.h"
-#include "collectives/shm/backend/store_exchange.h"
 #include "collectives/shm/kernels/reduce.h"
 #include "collectives/typed_message.h"
 

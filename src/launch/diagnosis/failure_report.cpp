@@ -10,8 +10,8 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "base/printable.h"
 #include "base/shell_word.h"
+#include "base/text.h"
 #include "launch/error_page.h"
 #include "launch/launch_error.h"
 #include "launch/run_text.h"

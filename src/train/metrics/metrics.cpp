@@ -22,8 +22,8 @@
 
 #include <c10/util/Type.h>
 
-#include "base/first_difference.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "base/virtual_ranks.h"
 #include "collectives/group_state.h"
 #include "rank_page/operation_label.h"

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 
 namespace lockstep {
@@ -9,5 +10,11 @@ namespace lockstep {
 /// the tensors. Atomic. Returns notes for the user about the result, one sentence per line; usually "". Throws Error
 /// naming the file.
 std::string convert_file(const std::string& from, const std::string& to);
+
+/// Writes the contents of a .pt or .safetensors file as a table for people: name, dtype, shape and bytes of every
+/// tensor, then the other values, then the totals. Reads no tensor data. Control characters in names are shown as \xNN.
+/// Output comes in pieces, after the whole file has been checked: an Error, naming the file, is thrown before the first
+/// piece.
+void inspect_file(const std::string& path, const std::function<void(const std::string&)>& write);
 
 }  // namespace lockstep

@@ -1,11 +1,14 @@
-#include "context/only_context.h"
+#include "context/process_role.h"
 
 #include <unistd.h>
 
 #include <atomic>
 #include <utility>
 
+#include "base/environment.h"
 #include "base/error.h"
+#include "launch/process/own_program.h"
+#include "rendezvous/world.h"
 
 namespace lockstep {
 namespace {
@@ -27,6 +30,11 @@ OnlyContext::OnlyContext(OnlyContext&& other) noexcept : holds_(std::exchange(ot
 OnlyContext::~OnlyContext() {
   pid_t own = ::getpid();
   if (holds_) holder.compare_exchange_strong(own, 0);
+}
+
+void start_ranks_if_asked(int argc, const char* const* argv) {
+  const World world = discover_world(Environment::from_process());
+  become_launcher_if_asked({argv, argv + argc}, world.source == World::Source::kAlone ? "" : name_of(world.source));
 }
 
 }  // namespace lockstep
