@@ -106,9 +106,7 @@ EVERYWHERE = (r"\bgetenv\b",)  # in the launcher and the tools, too
 LIMITS = [(r"^include/.*\.h$", 200), (r"^(src|tools|examples|bench)/.*\.(cpp|h|py)$", 400), (r"^tests/.*\.(cpp|h|py)$", 600)]
 FUNCTION_LINES = 60
 
-EXCEPTIONS = {  # file -> reason
-    "include/lockstep/c.h": "all of the C interface, which programs include as one file",
-}
+EXCEPTIONS = {}  # file -> reason
 
 
 def tracked(*folders):
