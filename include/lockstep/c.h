@@ -165,9 +165,9 @@ LOCKSTEP_API lockstep_status lockstep_wait(lockstep_request** request, double se
  * the parameters lack; the state is then in floats as well. If a master does not round to its parameter, the parameter
  * counts, so a master may start with any value. */
 typedef struct lockstep_sgd {
-  size_t size; /* sizeof(lockstep_sgd): later versions add fields at the end */
+  size_t size;                                  /* sizeof(lockstep_sgd): later versions add fields at the end */
   double lr, momentum, dampening, weight_decay; /* momentum 0: the array may be null */
-  int64_t nesterov; /* 0 or 1 */
+  int64_t nesterov;                             /* 0 or 1 */
 } lockstep_sgd;
 LOCKSTEP_API lockstep_status lockstep_sharded_sgd(lockstep_group* group, const lockstep_sgd* options, int64_t step,
                                                   float* parameters, const float* gradients, float* momentum,
@@ -177,9 +177,9 @@ LOCKSTEP_API lockstep_status lockstep_sharded_sgd_typed(lockstep_group* group, c
                                                         void* momentum, float* master, int64_t count,
                                                         lockstep_dtype dtype);
 typedef struct lockstep_adam {
-  size_t size; /* sizeof(lockstep_adam) */
+  size_t size;                                /* sizeof(lockstep_adam) */
   double lr, beta1, beta2, eps, weight_decay; /* with AMSGrad, max_exp_avg_sq is its maximum, else null */
-  int64_t decoupled_weight_decay; /* 1: AdamW. 0: Adam, which adds the decay to the gradient */
+  int64_t decoupled_weight_decay;             /* 1: AdamW. 0: Adam, which adds the decay to the gradient */
 } lockstep_adam;
 LOCKSTEP_API lockstep_status lockstep_sharded_adam(lockstep_group* group, const lockstep_adam* options, int64_t step,
                                                    float* parameters, const float* gradients, float* exp_avg,
