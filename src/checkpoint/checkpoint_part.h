@@ -19,6 +19,7 @@ struct CheckpointPart {
   std::string name;
   Checkpointer::Part part;
   Checkpointer::Scope scope;
+  const torch::nn::Module* module = nullptr;  ///< null for other parts
   /// A model whose parameters, except the ignored ones, are equal on all ranks; null for other parts.
   torch::nn::Module* replicas = nullptr;
   std::set<std::string> ignored = {};

@@ -11,6 +11,7 @@
 #include <lockstep/master_weights.h>
 
 #include "base/error.h"
+#include "base/state_in_use.h"
 #include "checkpoint/optimizer_kind.h"
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/slice_holders.h"
@@ -265,6 +266,7 @@ void load_state_dict(Optimizer& optimizer, const StateDict& state) {
 namespace {
 
 c10::IValue object_of(const Optimizer& optimizer) {
+  note_optimizer_kept(&optimizer);
   const Kind kind = kind_of(optimizer);
   const auto parameters = parameters_of(optimizer);
   Object state = new_object();
@@ -383,6 +385,7 @@ void load(Optimizer& optimizer, const c10::IValue& object, Tensors tensors) {
   check(problems);
   apply(optimizer, parameters, std::move(states));
   for (size_t i = 0; i < groups.size(); ++i) optimizer.param_groups()[i].set_options(std::move(options[i]));
+  note_optimizer_kept(&optimizer);
 }
 
 }  // namespace

@@ -152,6 +152,7 @@ struct LoaderPass {
   const uint64_t seed;
   const Clock::time_point start;
   std::shared_ptr<void> current;
+  std::weak_ptr<const void> loader = {};  ///< whose batches may train; empty: they evaluate
   bool ended = false;
   Prefetcher<MadeBatch> batches;  // last, so that its workers end before the members that they read
 };

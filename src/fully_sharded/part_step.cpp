@@ -10,6 +10,7 @@
 #include <c10/util/Type.h>
 
 #include "base/error.h"
+#include "base/state_in_use.h"
 #include "base/text.h"
 #include "checkpoint/sliced_memory.h"
 #include "fully_sharded/told_to_all.h"
@@ -150,6 +151,7 @@ void PartStep::step() {
   agree();
   states_.flatten(*optimizer_);
   own_->step();
+  note_optimizer_in_use(optimizer_, events_.token);
   events_.after();
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/loop_begin.h"
+#include "base/state_in_use.h"
 #include "base/text.h"
 #include "collectives/group_state.h"
 #include "fully_sharded/module_gradients.h"
@@ -205,6 +206,7 @@ void FullySharded::State::backward_begins() {
   backward_.phase = Phase::kBackward;
   ++backward_.number;
   loop_begins();
+  note_backward();
   at_end_of_outermost_backward(
       {.finished =
            [state = shared_from_this()] { state->telling("the end of a backward", [&] { state->backward_ended(); }); },
