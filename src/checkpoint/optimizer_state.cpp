@@ -251,20 +251,6 @@ StateDict flat_state(const Object& state, const std::map<int64_t, size_t>& place
   return flat;
 }
 
-}  // namespace
-
-void load_state_dict(Optimizer& optimizer, const StateDict& state) {
-  check_known(optimizer);
-  const Kind kind = kind_of(optimizer);
-  const auto parameters = parameters_of(optimizer);
-  std::string problems;
-  States states = read_states(kind, parameters, state, Tensors::kCopy, problems);
-  check(problems);
-  apply(optimizer, parameters, std::move(states));
-}
-
-namespace {
-
 c10::IValue object_of(const Optimizer& optimizer) {
   note_optimizer_kept(&optimizer);
   const Kind kind = kind_of(optimizer);
@@ -297,6 +283,16 @@ c10::IValue object_of(const Optimizer& optimizer) {
 }
 
 }  // namespace
+
+void load_state_dict(Optimizer& optimizer, const StateDict& state) {
+  check_known(optimizer);
+  const Kind kind = kind_of(optimizer);
+  const auto parameters = parameters_of(optimizer);
+  std::string problems;
+  States states = read_states(kind, parameters, state, Tensors::kCopy, problems);
+  check(problems);
+  apply(optimizer, parameters, std::move(states));
+}
 
 c10::IValue optimizer_state_dict(const Optimizer& optimizer) {
   complete(optimizer);

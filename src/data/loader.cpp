@@ -46,7 +46,7 @@ std::vector<std::string> facts_of_pass(const detail::EpochPlan& plan, int epoch,
 
 void detail::advance(LoaderPass& pass) {
   pass.advance();
-  if (const auto loader = pass.loader.lock(); loader && !pass.ended && at::GradMode::is_enabled())
+  if (const auto loader = pass.position->loader.lock(); loader && !pass.ended && at::GradMode::is_enabled())
     note_batch_given({.object = loader.get(),
                       .life = loader,
                       .name = "the DataLoader that gives the training its batches",
@@ -81,11 +81,10 @@ std::shared_ptr<detail::LoaderPass> LoaderBase::begin_pass() {
   note_pass({.facts = facts_of_pass(*plan_, epoch_, start_), .rank = rank(), .world_size = world_size()});
   position_ = std::make_shared<detail::LoaderPosition>(
       detail::LoaderPosition{.epoch = epoch_, .start = start_, .stats = {.workers = options.workers}});
+  if (trains) position_->loader = plan_;
   start_ = 0;
   if (epoch_count_ == 0) ++epoch_;
-  auto pass = std::make_shared<detail::LoaderPass>(type_, *plan_, position_, std::move(indices));
-  if (trains) pass->loader = plan_;
-  return pass;
+  return std::make_shared<detail::LoaderPass>(type_, *plan_, position_, std::move(indices));
 }
 
 int64_t LoaderBase::first_step() const {

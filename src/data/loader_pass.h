@@ -29,6 +29,7 @@ struct LoaderPosition {
   bool complete = false;
   LoaderBase::BatchShare share = {};
   LoaderStats stats = {};
+  std::weak_ptr<const void> loader = {};  ///< whose batches may train; empty: they evaluate
 };
 
 /// A pass over batches of any type: makes them ahead of time, and yields them in order.
@@ -152,7 +153,6 @@ struct LoaderPass {
   const uint64_t seed;
   const Clock::time_point start;
   std::shared_ptr<void> current;
-  std::weak_ptr<const void> loader = {};  ///< whose batches may train; empty: they evaluate
   bool ended = false;
   Prefetcher<MadeBatch> batches;  // last, so that its workers end before the members that they read
 };
