@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <sstream>
 
 #include "base/file_descriptor.h"
+#include "base/text.h"
 
 namespace lockstep {
 
@@ -25,8 +25,7 @@ std::string read_proc_file(const std::string& path) {
 }
 
 std::string value_in(const std::string& text, const std::string& key, char separator) {
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : lines_of(text)) {
     const size_t at = line.find(separator);
     if (at == std::string::npos || line.substr(0, line.find_last_not_of(" \t", at - 1) + 1) != key) continue;
     std::string value = line.substr(at + 1);

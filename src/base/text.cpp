@@ -1,6 +1,7 @@
 #include "base/text.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <sstream>
@@ -54,8 +55,6 @@ std::string printable(std::string_view text) {
 
 std::string printable_line(std::string_view text) { return printable(text.substr(0, text.find('\n'))); }
 
-namespace {
-
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream stream(text);
@@ -63,7 +62,11 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-}  // namespace
+int number_in(const std::optional<std::string>& text) {
+  int value = -1;
+  if (text) std::from_chars(text->data(), text->data() + text->size(), value);
+  return value;
+}
 
 std::string first_difference(const std::string& kind, const std::vector<std::string>& descriptions) {
   std::vector<std::vector<std::string>> lists;

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdint>
+#include <cstdio>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +29,19 @@ std::string printable(std::string_view text);
 
 /// Its first line in that form.
 std::string printable_line(std::string_view text);
+
+/// The text's lines, without their ends.
+std::vector<std::string> lines_of(const std::string& text);
+
+/// At most 63 characters of what printf() would print.
+std::string formatted(const char* format, auto... values) {
+  std::array<char, 64> text;
+  const int length = std::snprintf(text.data(), text.size(), format, values...);
+  return std::string(text.data(), std::clamp<int>(length, 0, text.size() - 1));
+}
+
+/// The number at the text's beginning; -1: there is none.
+int number_in(const std::optional<std::string>& text);
 
 /// The first difference between ranks' descriptions of something they must agree on, or an empty string: "option 1 is
 /// `shuffle` on ranks 0, 2 and `no shuffle` on rank 1". Line i of a description is the `kind` numbered i.

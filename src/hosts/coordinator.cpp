@@ -156,8 +156,7 @@ void Coordinator::turn(const TeamSetup& setup, Clock::time_point until) {
   });
   lobby_.watch(polled);
   for (Node& node : nodes_) {
-    if (node.channel)
-      polled.add(node.channel->fd(), node.channel->events(), [&node](const pollfd&) { node.channel->act(); });
+    node.watch(polled);
     if (node.process) node.process->watch(polled);
     if (node.channel) until = std::min(until, node.channel->next_beat());
   }

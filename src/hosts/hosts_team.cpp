@@ -64,8 +64,7 @@ void HostsTeam::watch(PollSet& polled) {
   for (Node& node : nodes_) {
     if (node.process && node.process->output_fd() >= 0)
       polled.add(node.process->output_fd(), POLLIN, [this, &node](const pollfd&) { pass_on_output(node); });
-    if (node.channel)
-      polled.add(node.channel->fd(), node.channel->events(), [&node](const pollfd&) { node.channel->act(); });
+    node.watch(polled);
   }
   polled.add_all([&](std::vector<pollfd>& entries) { store_.append_polled(entries); },
                  [this](const pollfd& ready) { store_.handle(ready); });
@@ -326,9 +325,7 @@ void HostsTeam::finish() {
   };
   while (!std::all_of(nodes_.begin(), nodes_.end(), is_done) && !deadline.passed()) {
     polled.clear();
-    for (Node& node : nodes_)
-      if (node.channel)
-        polled.add(node.channel->fd(), node.channel->events(), [&node](const pollfd&) { node.channel->act(); });
+    for (Node& node : nodes_) node.watch(polled);
     polled.wait(std::min(deadline.remaining_ms(), 200));
     tick();
   }

@@ -18,7 +18,7 @@ std::optional<Kept> answer_of(Node& node) {
   PollSet polled;
   for (const Deadline deadline(kLongestSave); !deadline.passed();) {
     polled.clear();
-    polled.add(node.channel->fd(), node.channel->events(), [&node](const pollfd&) { node.channel->act(); });
+    node.watch(polled);
     polled.wait(std::min(deadline.remaining_ms(), 200));
     while (const auto message = node.channel->next(kMaxFrameBytes))
       if (message->kind == Kind::kKept) return decode<Kept>(message->body);

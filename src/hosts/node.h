@@ -7,6 +7,7 @@
 #include "hosts/agent_process.h"
 #include "hosts/channel.h"
 #include "hosts/host_list.h"
+#include "launch/poll_set.h"
 
 namespace lockstep::hosts {
 
@@ -38,6 +39,10 @@ struct Node {
   }
   /// Whether its agent runs on the coordinator's machine.
   bool is_here() const { return channel && channel->peer_address() == channel->local_address(); }
+  /// Adds the agent's channel, if there is one.
+  void watch(PollSet& polled) {
+    if (channel) polled.add(channel->fd(), channel->events(), [this](const pollfd&) { channel->act(); });
+  }
   /// Discards the agent.
   void lose() {
     channel.reset();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <sstream>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -191,12 +190,7 @@ namespace {
 /// order, and null for a rank that does not count.
 std::string frozen_on_some(const std::vector<std::string>& lists) {
   std::vector<std::vector<std::string>> frozen;
-  for (const std::string& list : lists) {
-    std::vector<std::string> names;
-    std::istringstream lines(list);
-    for (std::string line; std::getline(lines, line);) names.push_back(line);
-    frozen.push_back(std::move(names));
-  }
+  for (const std::string& list : lists) frozen.push_back(lines_of(list));
   constexpr const char* kCounts = "+";
   for (const auto& names : frozen)
     for (const std::string& name : names) {
