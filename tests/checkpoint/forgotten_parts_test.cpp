@@ -35,8 +35,8 @@ class WarningsOfSaves : public c10::WarningHandler {
 };
 
 /// A training with everything that has state, of which `added` says what the Checkpointer is given.
-struct Training {
-  Training(Context& context, const std::string& folder)
+struct ForgetfulTraining {
+  ForgetfulTraining(Context& context, const std::string& folder)
       : group(context.group()),
         model(net, context),
         ema(*net),
@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, ForgottenMachines, ::testing::Values(Engine{2,
 
 TEST_P(ForgottenParts, AreNamedOnceWithTheLineThatAddsThem) {
   run_ranks(GetParam(), [&](Context& context) {
-    Training training(context, folder());
+    ForgetfulTraining training(context, folder());
     torch::optim::AdamW optimizer(training.net->parameters(), 1e-3);
     expect_named(context, training.warnings_of(optimizer, ""),
                  {"an optimizer that the training steps, so a resumed run would begin it anew",
@@ -124,7 +124,7 @@ TEST_P(ForgottenParts, AreNamedOnceWithTheLineThatAddsThem) {
 
 TEST_P(ForgottenParts, AreNamedAlone) {
   run_ranks(GetParam(), [&](Context& context) {
-    Training training(context, folder());
+    ForgetfulTraining training(context, folder());
     torch::optim::AdamW optimizer(training.net->parameters(), 1e-3);
     expect_named(context, training.warnings_of(optimizer, "optimizer loader ema schedule statistics"),
                  {"a GradScaler whose step() is called"});
@@ -133,7 +133,7 @@ TEST_P(ForgottenParts, AreNamedAlone) {
 
 TEST_P(ForgottenParts, IncludeAnOptimizerMadeFromTheModel) {
   run_ranks(GetParam(), [&](Context& context) {
-    Training training(context, folder());
+    ForgetfulTraining training(context, folder());
     ZeroRedundancyOptimizer optimizer(training.model, torch::optim::AdamWOptions(1e-3));
     expect_named(context, training.warnings_of(optimizer, "loader ema scaler schedule statistics"),
                  {"an optimizer that the training steps"});
@@ -142,7 +142,7 @@ TEST_P(ForgottenParts, IncludeAnOptimizerMadeFromTheModel) {
 
 TEST_P(ForgottenParts, AreNoneWhereAllAreAdded) {
   run_ranks(GetParam(), [&](Context& context) {
-    Training training(context, folder());
+    ForgetfulTraining training(context, folder());
     ZeroRedundancyOptimizer optimizer(training.model, torch::optim::AdamWOptions(1e-3));
     expect_named(context, training.warnings_of(optimizer, "optimizer loader ema scaler schedule statistics"), {});
   });
@@ -150,7 +150,7 @@ TEST_P(ForgottenParts, AreNoneWhereAllAreAdded) {
 
 TEST_P(ForgottenParts, AreNoneForACheckpointerThatDoesNotResume) {
   run_ranks(GetParam(), [&](Context& context) {
-    Training training(context, folder());
+    ForgetfulTraining training(context, folder());
     torch::optim::AdamW optimizer(training.net->parameters(), 1e-3);
     expect_named(context, training.warnings_of(optimizer, "", /*resumes=*/false), {});
   });
