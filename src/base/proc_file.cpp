@@ -35,6 +35,16 @@ std::string value_in(const std::string& text, const std::string& key, char separ
   return "";
 }
 
+std::vector<Cgroup> own_cgroups(const std::string& root) {
+  std::vector<Cgroup> groups;
+  for (const std::string& line : lines_of(read_proc_file(root + "/proc/self/cgroup"))) {
+    const size_t controllers = line.find(':') + 1, path = line.find(':', controllers) + 1;
+    if (controllers == 0 || path == 0 || path == line.size()) continue;
+    groups.push_back({line.substr(path), "," + line.substr(controllers, path - controllers - 1) + ","});
+  }
+  return groups;
+}
+
 std::string process_stat(int pid) {
   const std::string stat = read_proc_file("/proc/" + std::to_string(pid) + "/stat");
   const size_t name_end = stat.rfind(')');

@@ -2,7 +2,8 @@
 
 #include <filesystem>
 #include <fstream>
-#include <sstream>
+
+#include "base/proc_file.h"
 
 namespace lockstep {
 namespace {
@@ -33,17 +34,12 @@ struct Place {
 };
 
 std::optional<Place> find_place(const std::string& root) {
-  std::ifstream groups(root + "/proc/self/cgroup");
   std::optional<Place> place;
-  for (std::string line; std::getline(groups, line);) {
-    std::istringstream fields(line);
-    std::string id, controllers, group;
-    if (!std::getline(fields, id, ':') || !std::getline(fields, controllers, ':') || !std::getline(fields, group))
-      continue;
-    const fs::path relative = fs::path(group).relative_path();
-    if ((',' + controllers + ',').find(",memory,") != std::string::npos)
+  for (const Cgroup& group : own_cgroups(root)) {
+    const fs::path relative = fs::path(group.path).relative_path();
+    if (group.has("memory"))
       return Place{root + "/sys/fs/cgroup/memory", relative, "memory.oom_control", "memory.limit_in_bytes"};
-    if (controllers.empty()) place = Place{root + "/sys/fs/cgroup", relative, "memory.events", "memory.max"};
+    if (group.is_v2()) place = Place{root + "/sys/fs/cgroup", relative, "memory.events", "memory.max"};
   }
   return place;
 }
