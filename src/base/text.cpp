@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
-#include <cstdio>
 #include <sstream>
 
 #include "base/rank_names.h"
@@ -45,9 +44,7 @@ std::string printable(std::string_view text) {
       text.remove_prefix(bytes);
       continue;
     }
-    char code[5];
-    std::snprintf(code, sizeof code, "\\x%02x", static_cast<unsigned char>(text[0]));
-    result += code;
+    result += formatted("\\x%02x", static_cast<unsigned char>(text[0]));
     text.remove_prefix(1);
   }
   return result;

@@ -33,9 +33,9 @@ std::string printable_line(std::string_view text);
 /// The text's lines, without their ends.
 std::vector<std::string> lines_of(const std::string& text);
 
-/// At most 63 characters of what printf() would print.
+/// At most 159 characters of what printf() would print.
 std::string formatted(const char* format, auto... values) {
-  std::array<char, 64> text;
+  std::array<char, 160> text;
   const int length = std::snprintf(text.data(), text.size(), format, values...);
   return std::string(text.data(), std::clamp<int>(length, 0, text.size() - 1));
 }

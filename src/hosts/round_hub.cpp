@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/hash.h"
+#include "base/text.h"
 
 namespace lockstep::hosts {
 namespace {
@@ -21,11 +22,7 @@ std::string list_of(const std::set<int>& islands) {
 
 std::string name_of_machine(int island) { return "machine " + std::to_string(island); }
 
-std::string digits_of(uint64_t hash) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
-  return text;
-}
+std::string digits_of(uint64_t hash) { return formatted("%016llx", static_cast<unsigned long long>(hash)); }
 
 std::string seconds_text(Clock::duration time) { return std::to_string(std::chrono::duration<double>(time).count()); }
 

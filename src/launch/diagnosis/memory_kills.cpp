@@ -19,7 +19,7 @@ std::optional<uint64_t> value_of(const fs::path& path, const std::string& key) {
   return std::nullopt;
 }
 
-std::optional<uint64_t> number_in(const fs::path& path) {
+std::optional<uint64_t> number_in_file(const fs::path& path) {
   std::ifstream file(path);
   uint64_t value = 0;
   if (!(file >> value)) return std::nullopt;                                 // "max"
@@ -51,7 +51,8 @@ MemoryKills count_memory_kills(const std::string& root) {
   if (const auto place = find_place(root)) {
     fs::path folder = place->root;
     const auto look = [&] {
-      if (const auto limit = number_in(folder / place->limit); limit && *limit < kills.limit_bytes.value_or(UINT64_MAX))
+      if (const auto limit = number_in_file(folder / place->limit);
+          limit && *limit < kills.limit_bytes.value_or(UINT64_MAX))
         kills.limit_bytes = limit;
       // In version 2 a count includes nested groups: the innermost group with a count is the most specific.
       if (const auto count = value_of(folder / place->events, "oom_kill")) {
