@@ -201,6 +201,7 @@ TEST_P(ForgottenParts, AreNoneThatBelongToASavedModule) {
 TEST_P(ForgottenParts, AreNoneWhoseStateThePartOfAProgramTakes) {
   run_ranks(GetParam(), [&](Context& context) {
     torch::nn::Linear net(1, 1);
+    DistributedDataParallel model(net, context);  // equal weights
     Ema ema(*net);
     Checkpointer checkpointer(folder(), context.group());
     checkpointer.add("mine", {.save = [&] { return ema.state_dict(); },
