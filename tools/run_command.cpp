@@ -1,4 +1,3 @@
-#include "run_command.h"
 
 #include <unistd.h>
 
@@ -6,6 +5,7 @@
 #include <limits>
 
 #include "base/usable_cores.h"
+#include "doctor_command.h"
 #include "hosts/agent.h"
 #include "hosts/hosts_plan.h"
 #include "hosts/island_agent.h"
@@ -15,9 +15,8 @@
 #include "launch/launcher.h"
 #include "launch/option_values.h"
 #include "launch/process/rank_command.h"
-#include "machine_facts.h"
 #include "run_options.h"
-#include "stacks.h"
+#include "status_command.h"
 
 namespace lockstep {
 namespace {

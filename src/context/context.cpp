@@ -10,8 +10,10 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
-#include "base/descriptor_limit.h"
+#include <lockstep/heartbeat.h>
+
 #include "base/environment.h"
+#include "base/file_descriptor.h"
 #include "base/library_thread.h"
 #include "base/loop_begin.h"
 #include "base/machine_name.h"
@@ -27,10 +29,9 @@
 #include "collectives/shm/segment/layout.h"
 #include "context/adopted_ranks.h"
 #include "context/device.h"
-#include "context/only_context.h"
 #include "context/open_store.h"
+#include "context/process_role.h"
 #include "context/roll_call.h"
-#include "context/start_ranks.h"
 #include "context/stop_request.h"
 #include "context/virtual_ranks_of_run.h"
 #include "nn/batch_norm_operator.h"
@@ -341,5 +342,7 @@ void Context::enter_virtual_rank(int virtual_rank) {
               "): this run has no virtual ranks; set ContextOptions::virtual_ranks");
   virtual_rank_state()->enter(virtual_rank);
 }
+
+void heartbeat() { own_page().heartbeat(); }
 
 }  // namespace lockstep

@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-#include "base/counted.h"
+#include "base/text.h"
 #include "collectives/coalesced.h"
 #include "rank_page/operation_label.h"
 

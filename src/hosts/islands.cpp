@@ -8,7 +8,7 @@
 #include <iostream>
 #include <set>
 
-#include "base/printable.h"
+#include "base/text.h"
 #include "base/version.h"
 #include "hosts/hosts_plan.h"
 #include "hosts/island_machine.h"

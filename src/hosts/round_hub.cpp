@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/hash.h"
+#include "base/text.h"
 
 namespace lockstep::hosts {
 namespace {
@@ -29,11 +30,7 @@ int code_of(std::string_view body) {
 
 std::string name_of_machine(int island) { return "machine " + std::to_string(island); }
 
-std::string digits_of(uint64_t hash) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
-  return text;
-}
+std::string digits_of(uint64_t hash) { return formatted("%016llx", static_cast<unsigned long long>(hash)); }
 
 std::string seconds_text(Clock::duration time) { return std::to_string(std::chrono::duration<double>(time).count()); }
 
@@ -68,10 +65,6 @@ void RoundHub::watch(PollSet& polled) {
     if (member.channel->state() != Channel::State::kClosed)
       polled.add(member.channel->fd(), member.channel->events(),
                  [channel = member.channel.get()](const pollfd&) { channel->act(); });
-}
-
-void RoundHub::send(Member& member, hub::Kind kind, std::string_view body) {
-  member.channel->send_bytes(static_cast<uint8_t>(kind), body);
 }
 
 void RoundHub::send_to_all(Kind kind, const Over& over) {
@@ -137,7 +130,7 @@ void RoundHub::refuse(int island, Member& member, const std::string& why) {
   member.standing = Standing::kHere;
   known_.lost[island] = why;
   known_.refused.insert(island);
-  send(member, hub::Kind::kRefused, name_of_machine(island) + " " + why);
+  member.send(hub::Kind::kRefused, name_of_machine(island) + " " + why);
   options_.tell(name_of_machine(island) + " is refused: it " + why);
 }
 
@@ -165,9 +158,9 @@ void RoundHub::hand_out(int island, Member& from, std::string_view body) {
     hub::put(take, counted_.last(number).step);
     hub::put(take, counted_.last(number).round);
     take += body;
-    send(member, hub::Kind::kTake, take);
+    member.send(hub::Kind::kTake, take);
     for (const auto& [closed, result] : giver_.since)
-      if (closed > round) send(member, hub::Kind::kResult, result);
+      if (closed > round) member.send(hub::Kind::kResult, result);
     member.standing = Standing::kIn;
     known_.lost.erase(number);
     if (giver_.starts) expected_.insert(number);
@@ -247,7 +240,7 @@ void RoundHub::start_if_all_wait(Clock::time_point now) {
   first->standing = Standing::kGiving;
   giver_.starts = true;
   open_ = {};
-  send(*first, hub::Kind::kGive);
+  first->send(hub::Kind::kGive);
 }
 
 void RoundHub::close_if_due(Clock::time_point now) {
@@ -314,7 +307,7 @@ void RoundHub::close(Clock::time_point now) {
   if (giver_.island >= 0) giver_.since.emplace_back(round_, body);
   record(took_part, bytes, digits_of(outer), now);
   for (auto& [island, member] : members_) {
-    if (member.standing == Standing::kIn) send(member, hub::Kind::kResult, body);
+    if (member.standing == Standing::kIn) member.send(hub::Kind::kResult, body);
     member.contributed = false;
     member.bytes.clear();
   }

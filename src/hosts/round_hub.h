@@ -87,6 +87,7 @@ class RoundHub {
     uint64_t outer = 0;  ///< a hash of the outer copy
     std::string bytes;
     std::string end;  ///< why the channel is over; empty: it is not
+    void send(hub::Kind kind, std::string_view body = {}) { channel->send_bytes(static_cast<uint8_t>(kind), body); }
   };
   struct Known {
     std::set<int> finished, gone, came, refused;
@@ -107,7 +108,6 @@ class RoundHub {
   void join(int island, Member& member, std::string_view body);
   void receive(Member& member, std::string_view body);
   void hand_out(int island, Member& from, std::string_view body);
-  static void send(Member& member, hub::Kind kind, std::string_view body = {});
   /// The machine is left out until it joins again.
   void leave_rounds(int island, Member& member, const std::string& why);
   void refuse(int island, Member& member, const std::string& why);

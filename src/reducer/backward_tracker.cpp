@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include "base/counted.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {

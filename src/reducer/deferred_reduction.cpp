@@ -13,7 +13,7 @@
 #include "base/rank_names.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
-#include "reducer/same_number.h"
+#include "reducer/rank_agreement.h"
 
 namespace lockstep {
 

@@ -6,7 +6,6 @@
 #include <torch/optim.h>
 
 #include "train_c/guarded.h"
-#include "train_c/losses.h"
 
 namespace lockstep::train_c {
 namespace {

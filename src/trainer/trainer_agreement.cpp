@@ -12,9 +12,8 @@
 #include <lockstep/error.h>
 #include <lockstep/island.h>
 
-#include "base/counted.h"
-#include "base/first_difference.h"
 #include "base/rank_names.h"
+#include "base/text.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/optimizer_kind.h"
 #include "data_parallel/replica_state.h"
