@@ -42,6 +42,7 @@ DiLoCoOptions diloco_options_of(const py::dict& from) {
   take("outer_lr", options.outer_lr);
   take("outer_momentum", options.outer_momentum);
   take("nesterov", options.nesterov);
+  take("max_nonfinite_rounds", options.max_nonfinite_rounds);
   return options;
 }
 
@@ -84,6 +85,8 @@ void bind_diloco(py::module_& module) {
       .def(py::init(&make_diloco))
       .def(
           "step", [](PythonDiLoCo& of) { return of.diloco.step(); }, Unlocked())
+      .def(
+          "synchronise", [](PythonDiLoCo& of) { of.diloco.synchronise(); }, Unlocked())
       .def(
           "finish", [](PythonDiLoCo& of) { of.diloco.finish(); }, Unlocked())
       .def("stats", [](const PythonDiLoCo& of) { return of.diloco.stats(); })

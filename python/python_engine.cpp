@@ -11,9 +11,9 @@
 #include "base/error.h"
 #include "base/machine_name.h"
 #include "collectives/hierarchical/hierarchical_backend.h"
+#include "collectives/shm/backend/c10d_meeting_store.h"
 #include "collectives/shm/backend/make_backend.h"
 #include "collectives/shm/backend/request_backend.h"
-#include "collectives/shm/backend/store_exchange.h"
 #include "collectives/tcp.h"
 #include "collectives/versions.h"
 

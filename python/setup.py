@@ -40,7 +40,7 @@ CORE = ["base", "rank_page", "rendezvous", "collectives/shm/kernels", "collectiv
 # ... and what does; the files of one line are compiled as one, since reading torch's headers takes most of the time.
 TORCH = [["collectives", "collectives/single", "collectives/shm/backend", "collectives/gloo", "collectives/hierarchical"],
          ["reducer", "reducer/hooks/all_reduce_hook"], ["data_parallel", "nn"], ["optim", "checkpoint/group_options", "checkpoint/optimizer_kind", "checkpoint/sliced_memory",
-          "diloco", "checkpoint/copy_problem", "checkpoint/name_match", "checkpoint/optimizer_state", "checkpoint/state_dict"]]
+          "diloco", "checkpoint/optimizer_state", "checkpoint/scalar_type", "checkpoint/format/dtype", "checkpoint/state_dict", "checkpoint/state_fit"]]
 CORE_FLAGS = ["-std=c++20", "-O3", "-g0", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"]
 AVX2 = ["-mavx2", "-mf16c"]
 AVX512 = AVX2 + ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]

@@ -33,4 +33,14 @@ struct CommandText {
 /// The commands of `lockstep`. `run` has the options that run_options.h defines.
 std::vector<CommandText> describe_commands(const CLI::App& app);
 
+std::string bash_completion(const std::vector<CommandText>& commands);
+std::string zsh_completion(const std::vector<CommandText>& commands);
+std::string fish_completion(const std::vector<CommandText>& commands);
+
+/// The manual page lockstep(1), with all commands, in man's own language.
+std::string manual_page(const std::vector<CommandText>& commands);
+
+/// The manual page of one command, such as lockstep-run(1).
+std::string manual_page_of(const CommandText& command);
+
 }  // namespace lockstep

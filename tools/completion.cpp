@@ -1,4 +1,4 @@
-#include "completion.h"
+#include "command_text.h"
 
 namespace lockstep {
 namespace {

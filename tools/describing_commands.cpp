@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <iostream>
 
-#include "completion.h"
 #include "launch/launch_error.h"
-#include "manual.h"
 #include "nearest_name.h"
 
 namespace lockstep {

@@ -1,9 +1,7 @@
 #include "diagnosis.h"
 
-#include <array>
-#include <cstdio>
-
 #include "base/hash.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {
@@ -16,17 +14,7 @@ constexpr double kLowShareOfTriad = 0.3;
 constexpr uint64_t kLowMemory = uint64_t{1} << 30;
 constexpr uint64_t kFewDescriptors = 1024;
 
-std::string gib(double bytes) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.1f GiB", bytes / (1 << 30));
-  return text.data();
-}
-
-std::string number(const char* format, double value) {
-  std::array<char, 48> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
-}
+std::string gib(double bytes) { return formatted("%.1f GiB", bytes / (1 << 30)); }
 
 /// A number, or "unlimited", as text.
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
@@ -36,7 +24,7 @@ void judge_machine(const Json& machine, std::vector<Finding>& findings) {
   if (!cores["quota"].is_null() && cores["quota"] < cores["usable"])
     findings.push_back(
         {Level::kNote,
-         "the cgroup grants " + number("%.1f", cores["quota"]) + " of " + cores["usable"].dump() + " cores' time",
+         "the cgroup grants " + formatted("%.1f", cores["quota"]) + " of " + cores["usable"].dump() + " cores' time",
          "-n auto starts " + cores["auto_ranks"].dump() + "; more ranks only take turns"});
   if (cores["usable"] == 1)
     findings.push_back(
@@ -67,7 +55,7 @@ void judge_probe(const Json& probe, std::vector<Finding>& findings) {
   if (!(difference <= kGradientTolerance))
     findings.push_back(
         {Level::kBroken,
-         "the gradients of two ranks differ from those of one process by a relative " + number("%.2g", difference),
+         "the gradients of two ranks differ from those of one process by a relative " + formatted("%.2g", difference),
          "run `make test`, and report this block with its first failure"});
   const Json& reduced = probe["all_reduce"];
   if (reduced["correct"] != true)
@@ -76,7 +64,7 @@ void judge_probe(const Json& probe, std::vector<Finding>& findings) {
   const double share = reduced["share_of_triad"];
   if (share < kLowShareOfTriad)
     findings.push_back({Level::kWarning,
-                        "all-reduce reaches " + number("%.0f", 100 * share) + " % of the memory's bandwidth",
+                        "all-reduce reaches " + formatted("%.0f", 100 * share) + " % of the memory's bandwidth",
                         "check with `top` whether other programs are busy; try again with --bind core"});
 }
 
@@ -160,7 +148,7 @@ std::string describe_launchers(const Json& launchers) {
 
 std::string describe_cores(const Json& cores) {
   return cores["usable"].dump() + " usable of " + cores["online"].dump() + ", " +
-         (cores["quota"].is_null() ? "no quota" : "a quota of " + number("%.2f", cores["quota"]));
+         (cores["quota"].is_null() ? "no quota" : "a quota of " + formatted("%.2f", cores["quota"]));
 }
 
 std::string describe_memory(const Json& memory) {
@@ -177,10 +165,10 @@ std::string describe_torch(const Json& torch) {
 }
 
 std::string describe_all_reduce(const Json& reduced) {
-  return "all-reduce of " + gib(reduced["bytes"]) + " on 2 ranks in " + number("%.1f ms", reduced["milliseconds"]) +
-         ": " + number("%.1f GB/s", reduced["gb_per_s"]) + ", " +
-         number("%.0f %%", 100 * double{reduced["share_of_triad"]}) + " of the triad's " +
-         number("%.1f GB/s", reduced["triad_gb_per_s"]);
+  return "all-reduce of " + gib(reduced["bytes"]) + " on 2 ranks in " + formatted("%.1f ms", reduced["milliseconds"]) +
+         ": " + formatted("%.1f GB/s", reduced["gb_per_s"]) + ", " +
+         formatted("%.0f %%", 100 * double{reduced["share_of_triad"]}) + " of the triad's " +
+         formatted("%.1f GB/s", reduced["triad_gb_per_s"]);
 }
 
 }  // namespace
@@ -209,7 +197,7 @@ std::string format_diagnosis(const Json& facts, const std::vector<Finding>& find
     line("backends",
          probe["backend"].get<std::string>() + " works, gloo " + (facts["gloo_failure"] == "" ? "works" : "does not"));
     line("gradients", "two ranks against one process: relative difference " +
-                          number("%.2g", probe["gradients"]["relative_difference"]));
+                          formatted("%.2g", probe["gradients"]["relative_difference"]));
     line("bandwidth", describe_all_reduce(probe["all_reduce"]));
     line("bits", describe_bits(probe["bits"]));
   } else if (facts["probe_missing"] == true) {

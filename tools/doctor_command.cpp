@@ -8,7 +8,6 @@
 #include "diagnosis.h"
 #include "launch/launch_error.h"
 #include "launch/process/own_program.h"
-#include "machine_facts.h"
 
 namespace lockstep {
 namespace {

@@ -1,14 +1,12 @@
 #include "doctor_hosts.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "base/printable.h"
+#include "base/text.h"
 #include "capture.h"
 #include "hosts/host_list.h"
 #include "launch/launch_error.h"
@@ -25,13 +23,6 @@ constexpr int kLinksAreBroken = 1;
 /// A link with less than this share of the median's rate is slow.
 constexpr double kSlow = 0.5;
 constexpr double kMostClockError_s = 0.5;
-
-template <typename... Values>
-std::string formatted(const char* format, Values... values) {
-  std::array<char, 160> line{};
-  std::snprintf(line.data(), line.size(), format, values...);
-  return line.data();
-}
 
 std::string rate_text(double bytes_per_s) {
   const double mbit = bytes_per_s * 8e-6;

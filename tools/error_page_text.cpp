@@ -6,6 +6,7 @@
 #include <cctype>
 #include <sstream>
 
+#include "base/text.h"
 #include "help_text.h"
 
 namespace lockstep {
@@ -211,9 +212,8 @@ std::vector<std::string> cells_of(const std::string& line) {
 
 ErrorPageText read_error_page(const std::string& markdown) {
   ErrorPageText page;
-  std::istringstream lines(markdown);
   bool paragraph_goes_on = false, rows = false;
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : lines_of(markdown)) {
     if (line.starts_with("## ")) {
       page.sections.push_back({line.substr(3), {}, {}, {}});
       rows = paragraph_goes_on = false;

@@ -2,7 +2,7 @@
 
 #include <iostream>
 
-#include "base/printable.h"
+#include "base/text.h"
 #include "error_page_text.h"
 #include "help_text.h"
 #include "launch/launch_error.h"

@@ -2,8 +2,7 @@
 
 #include <iostream>
 
-#include "checkpoint/format/convert.h"
-#include "checkpoint/format/inspect.h"
+#include "checkpoint/format/file_tools.h"
 #include "launch/launch_error.h"
 #include "report/report.h"
 

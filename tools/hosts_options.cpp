@@ -56,9 +56,13 @@ void HostsOptions::add_to(CLI::App& app) {
   app.add_option("--nnodes", nodes_, "Number of machines, on each of which the user or a scheduler starts this command")
       ->type_name("M");
   app.add_option("--node-rank", node_, "With --nnodes: this machine's number; 0 has the coordinator")->type_name("R");
-  app.add_option("--rendezvous", rendezvous_, "With --nnodes: an address of machine 0 and a port that is free there")
+  app.add_option("--rendezvous", rendezvous_,
+                 "With --nnodes: an address of machine 0 and a port that is free there. With --islands: of this "
+                 "machine, for `lockstep join`; any port by default")
       ->type_name("HOST:PORT");
-  app.add_option("--key-file", key_file_, "With --nnodes: the key that the machines share; else LOCKSTEP_KEY_FILE")
+  app.add_option("--key-file", key_file_,
+                 "With --nnodes: the key that the machines share; else LOCKSTEP_KEY_FILE. With --islands: the key of "
+                 "machines that join")
       ->type_name("FILE");
   app.add_flag("--encrypt", encrypt_, "Encrypt what ranks send to other machines, by the run's key");
   app.add_option("--link-port", link_port_,
@@ -78,13 +82,13 @@ bool HostsOptions::asked_for(const EnvironmentBlock& environment) const {
 }
 
 HostsRequest HostsOptions::read(const EnvironmentBlock& environment, const std::vector<std::string>& command,
-                                int& ranks) const {
+                                int& ranks, bool islands) const {
   if ((encrypt_ || link_port_ || relay_) && !hosts_ && !hostfile_ && !nodes_ && !rendezvous_ &&
       !is_slurm_step(environment))
     refuse_hosts("--encrypt is for runs on several machines; give --hosts, --hostfile or --nnodes");
   if (!hosts_ && !hostfile_) return started_by_hand(environment, command, ranks);
   if (hosts_ && hostfile_) refuse_hosts("--hosts and --hostfile cannot be used together; leave one out");
-  if (nodes_ || node_ || rendezvous_)
+  if (nodes_ || node_ || (rendezvous_ && !islands))
     refuse_hosts(
         "--hosts starts the machines itself; --nnodes, --node-rank and --rendezvous are for machines that are "
         "started one by one, so leave out one or the other");
@@ -94,6 +98,7 @@ HostsRequest HostsOptions::read(const EnvironmentBlock& environment, const std::
   coordinator.launch_command = launch_command_.value_or(hosts::kDefaultLaunchCommand);
   hosts::launch_words(coordinator.launch_command, "", {});  // refuses an invalid one
   coordinator.interface = interface_.value_or("");
+  if (rendezvous_) coordinator.rendezvous = hosts::parse_endpoint("--rendezvous", *rendezvous_);
   coordinator.patience = patience(environment, coordinator.patience);
   encrypt(coordinator);
   ranks = 0;

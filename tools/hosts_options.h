@@ -26,7 +26,9 @@ class HostsOptions {
   bool asked_for(const EnvironmentBlock& environment) const;
   /// The request of these options. `ranks`, from -n, applies to each machine without its own number, and becomes their
   /// sum if that is known. Throws LaunchError (bad command line; for the key: authentication refused).
-  HostsRequest read(const EnvironmentBlock& environment, const std::vector<std::string>& command, int& ranks) const;
+  /// `islands`: the hosts' own runs, which other machines may join at the rendezvous.
+  HostsRequest read(const EnvironmentBlock& environment, const std::vector<std::string>& command, int& ranks,
+                    bool islands = false) const;
   /// The default of -n: under Slurm the number of cores.
   static bool is_slurms(const EnvironmentBlock& environment);
 

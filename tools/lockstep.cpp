@@ -5,17 +5,16 @@
 #include <algorithm>
 #include <iostream>
 
-#include "build_facts.h"
 #include "describing_commands.h"
 #include "doctor_command.h"
 #include "explain_command.h"
 #include "file_commands.h"
 #include "help_text.h"
+#include "join_command.h"
 #include "launch/error_page.h"
 #include "launch/launch_error.h"
 #include "nearest_name.h"
 #include "resize_command.h"
-#include "run_command.h"
 #include "run_options.h"
 #include "status_command.h"
 #include "tour_command.h"
@@ -24,6 +23,17 @@ namespace {
 
 using lockstep::kExitBadCommandLine;
 using lockstep::LaunchError;
+
+/// The version, and the build's options, which CMake defines (tools/CMakeLists.txt).
+const char* build_facts() {
+  return "lockstep " LOCKSTEP_VERSION
+         "\n"
+         "built: " LOCKSTEP_BUILT_BY
+         "\n"
+         "LibTorch: " LOCKSTEP_BUILT_WITH_TORCH
+         "\n"
+         "engines: " LOCKSTEP_ENGINES;
+}
 
 /// An error for the first word after a command that is not one of its options; empty if all are.
 std::string unknown_option(const CLI::App& command, const std::vector<std::string>& words) {
@@ -62,7 +72,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
     return lockstep::agent_command({words.begin() + 1, words.end()}, environment);
   CLI::App app("Lockstep: distributed data-parallel training for C++ on stock LibTorch", "lockstep");
   app.formatter(std::make_shared<lockstep::HelpFormatter>());
-  app.set_version_flag("--version", lockstep::build_facts());
+  app.set_version_flag("--version", build_facts());
   app.require_subcommand(1);
   app.add_subcommand("run", "Start a program as several ranks, on this machine or on several");
   const lockstep::FileCommands files(app);
@@ -70,6 +80,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
   const lockstep::ReportCommand report(app);
   const lockstep::StatusCommand status(app);
   const lockstep::ResizeCommand resize(app);
+  const lockstep::JoinCommand join(app);
   const lockstep::TourCommand tour(app);
   const lockstep::ExplainCommand explain(app);
   const lockstep::DescribingCommands describing(app);
@@ -92,6 +103,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
   if (doctor.asked_for()) return doctor.run();
   if (status.asked_for()) return status.run();
   if (resize.asked_for()) return resize.run();
+  if (join.asked_for()) return join.run(environment);
   if (tour.asked_for()) return tour.run();
   if (explain.asked_for()) return explain.run();
   if (describing.asked_for()) return describing.run();

@@ -1,4 +1,4 @@
-#include "machine_facts.h"
+#include "doctor_command.h"
 
 #include <gnu/libc-version.h>
 #include <sys/resource.h>

@@ -1,8 +1,9 @@
-#include "manual.h"
+#include "command_text.h"
 
 #include <algorithm>
 #include <cctype>
-#include <sstream>
+
+#include "base/text.h"
 
 namespace lockstep {
 namespace {
@@ -37,8 +38,7 @@ std::string as_it_stands(const std::string& text) {
   while (!body.empty() && body.back() == '\n') body.pop_back();
   body.erase(0, body.find_first_not_of('\n'));
   std::string result = ".nf\n";
-  std::istringstream lines(body);
-  for (std::string line; std::getline(lines, line);) result += (line.empty() ? ".sp" : escaped(line)) + "\n";
+  for (const std::string& line : lines_of(body)) result += (line.empty() ? ".sp" : escaped(line)) + "\n";
   return result + ".fi\n";
 }
 

@@ -1,11 +1,11 @@
-#include "rounds_status.h"
+#include "status_command.h"
 
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <sstream>
 
-#include "base/printable.h"
+#include "base/text.h"
 #include "launch/launch_error.h"
 #include "report/text.h"
 

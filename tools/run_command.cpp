@@ -1,4 +1,3 @@
-#include "run_command.h"
 
 #include <unistd.h>
 
@@ -6,6 +5,7 @@
 #include <limits>
 
 #include "base/usable_cores.h"
+#include "doctor_command.h"
 #include "hosts/agent.h"
 #include "hosts/hosts_plan.h"
 #include "hosts/island_agent.h"
@@ -15,12 +15,15 @@
 #include "launch/launcher.h"
 #include "launch/option_values.h"
 #include "launch/process/rank_command.h"
-#include "machine_facts.h"
 #include "run_options.h"
-#include "stacks.h"
+#include "status_command.h"
 
 namespace lockstep {
 namespace {
+
+hosts::Key key_of(const std::string& file) {
+  return file.empty() ? hosts::Key::generate() : hosts::Key::from_file(file);
+}
 
 int run_on_several_machines(const RunRequest& request, const EnvironmentBlock& environment) {
   const HostsRequest& asked = *request.hosts;
@@ -29,7 +32,7 @@ int run_on_several_machines(const RunRequest& request, const EnvironmentBlock& e
                               : hosts::describe_hosts(*asked.coordinator, request.options.command));
     return std::cout.flush() ? kExitOk : kExitStorage;
   }
-  const hosts::Key key = asked.key_file.empty() ? hosts::Key::generate() : hosts::Key::from_file(asked.key_file);
+  const hosts::Key key = key_of(asked.key_file);
   if (asked.agent) return hosts::run_agent(*asked.agent, key, environment);
   hosts::Coordinator coordinator(*asked.coordinator, key);
   return launch(request.options, environment, &coordinator);
@@ -43,7 +46,7 @@ int run_command(std::vector<std::string> words, const EnvironmentBlock& environm
       std::move(words), cores, count_gpus(find_variable(environment, "CUDA_VISIBLE_DEVICES", "-")), environment);
   const EnvironmentBlock ranks_environment = with_variables(environment, request.variables);
   if (request.help.empty() && request.islands)
-    return hosts::run_islands(*request.islands, hosts::Key::generate(), ranks_environment);
+    return hosts::run_islands(*request.islands, key_of(request.islands->key_file), ranks_environment);
   if (request.help.empty() && request.hosts) return run_on_several_machines(request, ranks_environment);
   if (request.help.empty() && !request.dry_run) return launch(request.options, ranks_environment);
   std::cout << (request.dry_run ? describe_plan(request.options, ranks_environment) : request.help);

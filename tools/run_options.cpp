@@ -22,7 +22,7 @@ const char* const kRunUsage =
     "                    [--debugger RANK] [--dry-run]\n"
     "                    [--hosts NODE1:4,NODE2:4 | --hostfile FILE]\n"
     "                    [--launch-command TEMPLATE] [--interface NAME]\n"
-    "                    [--islands [--elastic MIN] [--round-deadline S]]\n"
+    "                    [--islands [--elastic MIN[:MAX]] [--round-deadline S]]\n"
     "                    [--nnodes M --node-rank R --rendezvous HOST:PORT]\n"
     "                    [--key-file FILE] [--encrypt [--link-port P] [--relay NODE]]\n"
     "                    [--] PROGRAM [ARGS...]\n";
@@ -52,6 +52,7 @@ save and leave.
 
 constexpr int kMaxRestarts = 1000;
 constexpr int kMaxVirtualRanks = 65536;
+constexpr int kMostMachines = 4096;
 constexpr const char* kElasticRestartsPerHour = "10";
 
 /// CLI11 cannot describe "the rest is a command".
@@ -85,9 +86,8 @@ void add_options(CLI::App& app, RunRequest& request, Words& words) {
          "--elastic", words.elastic,
          "Continue with fewer ranks, down to MIN, when one fails twice at its place or is asked to leave, and with as "
          "many as `lockstep resize` asks for, up to MAX. Starts with -n, or MAX, ranks; at most 10 restarts "
-         "within an hour, unless --max-restarts or --restarts-per-hour set another limit. With --islands: MIN, the "
-         "machines "
-         "that must be left")
+         "within an hour, unless --max-restarts or --restarts-per-hour set another limit. With --islands: the "
+         "machines that must be left, and those that there may be, with MAX, as others join")
       ->type_name("MIN:MAX");
   app.add_option("--log-dir,--run-dir", request.options.run_dir,
                  "Folder for the run's files. Default: runs/<time>-<program>-<pid>, removed if it stays empty")
@@ -222,16 +222,23 @@ void read_restarts(const Words& words, LaunchOptions& options) {
     options.max_restarts = kAnyNumber;
 }
 
+/// "2" or "2:8": machines.
+void read_elastic_islands(const std::string& text, int count, hosts::IslandsOptions& islands) {
+  const size_t colon = text.find(':');
+  islands.least = parse_number("--elastic", text.substr(0, colon), 1, count);
+  if (colon != std::string::npos)
+    islands.most = parse_number("--elastic", text.substr(colon + 1), count, kMostMachines);
+}
+
 /// Makes `request` one of --islands. REQUIRES: its hosts are read.
 void read_islands(const Words& words, RunRequest& request) {
-  if (!request.hosts || !request.hosts->coordinator || request.hosts->coordinator->rendezvous)
+  if (!request.hosts || !request.hosts->coordinator || request.hosts->coordinator->launch_command.empty())
     refuse("--islands needs --hosts or --hostfile, since it starts the machines itself");
   const hosts::CoordinatorOptions& on = *request.hosts->coordinator;
   const std::pair<const char*, bool> others[] = {{"--virtual-ranks", words.virtual_ranks.has_value()},
                                                  {"--dry-run", request.dry_run},
                                                  {"--link-port", on.encryption.port != 0},
-                                                 {"--relay", !on.encryption.relay.empty()},
-                                                 {"--key-file", !request.hosts->key_file.empty()}};
+                                                 {"--relay", !on.encryption.relay.empty()}};
   for (const auto& [name, given] : others)
     if (given) refuse(std::string("--islands and ") + name + " cannot be used together; leave one out");
   for (const hosts::Host& host : on.hosts)
@@ -246,7 +253,13 @@ void read_islands(const Words& words, RunRequest& request) {
   islands.max_restarts = request.options.max_restarts;
   islands.restarts_per_hour = request.options.restarts_per_hour;
   islands.goes_on_without = words.elastic.has_value();
-  islands.least = words.elastic ? parse_number("--elastic", *words.elastic, 1, count) : count;
+  islands.least = islands.most = count;
+  if (words.elastic) read_elastic_islands(*words.elastic, count, islands);
+  islands.key_file = request.hosts->key_file;
+  if (islands.key_file.empty() && (islands.most > count || on.rendezvous))
+    refuse(
+        "machines that join need the run's key; give --key-file FILE, made by (umask 077; openssl rand -hex 32 > "
+        "FILE)");
   if (words.round_deadline) islands.round_deadline = parse_seconds("--round-deadline", *words.round_deadline, false);
   islands.run_options = {"--grace", words.grace, "--hang-timeout", words.hang_timeout,
                          "--bind",  words.bind,  "--tee",          words.tee};
@@ -270,10 +283,11 @@ void read_words(const Words& words, int usable_cores, int gpus, const Environmen
           "--debugger works on one machine only; on several a rank starts the debugger itself, or one is attached to "
           "it (lockstep explain debugger)");
     if (!words.ranks && HostsOptions::is_slurms(environment)) options.ranks = usable_cores;
-    request.hosts = words.hosts.read(environment, options.command, options.ranks);
+    request.hosts = words.hosts.read(environment, options.command, options.ranks, words.islands);
   }
   // Machines that connect by themselves then tell their numbers of ranks.
-  const bool ranks_known = !request.hosts || (request.hosts->coordinator && !request.hosts->coordinator->rendezvous);
+  const bool ranks_known =
+      !request.hosts || (request.hosts->coordinator && !request.hosts->coordinator->launch_command.empty());
   if (options.elastic && ranks_known && !options.elastic->contains(options.ranks))
     refuse((on_hosts ? std::string("the machines have ") : "-n asks for ") + std::to_string(options.ranks) +
            " ranks, but --elastic allows " + std::to_string(options.elastic->min) + " to " + std::to_string(most));

@@ -1,4 +1,4 @@
-#include "stacks.h"
+#include "status_command.h"
 
 #include <elf.h>
 #include <signal.h>

@@ -1,16 +1,14 @@
 #include "status_command.h"
 
 #include <algorithm>
-#include <array>
 #include <cinttypes>
-#include <cstdio>
 #include <iostream>
 #include <map>
 #include <optional>
 
 #include "base/clock.h"
-#include "base/printable.h"
 #include "base/rank_names.h"
+#include "base/text.h"
 #include "capture.h"
 #include "hosts/launch_command.h"
 #include "launch/launch_error.h"
@@ -19,9 +17,7 @@
 #include "launch/process/process_table.h"
 #include "report/starts.h"
 #include "report/text.h"
-#include "rounds_status.h"
 #include "running_run.h"
-#include "stacks.h"
 
 namespace lockstep {
 namespace {
@@ -69,18 +65,13 @@ std::string describe(const RankStatus& account) {
   if (account.phase == RankStatus::Phase::kLeft) text += ", has left";
   if (account.phase == RankStatus::Phase::kLeftByException) text += ", left with an exception";
   if (!operation.kind.empty()) {
-    std::array<char, 32> seconds{};
-    std::snprintf(seconds.data(), seconds.size(), "%.1f s", seconds_since(operation.started));
     text += (operation.running ? ", in " : ", last ") + printable(operation.text());
-    if (operation.running) text += std::string(" for ") + seconds.data();
+    if (operation.running) text += formatted(" for %.1f s", seconds_since(operation.started));
   }
   text += other_wait(account);
-  if (account.heartbeats > 0) {
-    std::array<char, 64> beats{};
-    std::snprintf(beats.data(), beats.size(), ", %" PRIu64 " heartbeats, the last %.1f s ago", account.heartbeats,
-                  seconds_since(account.last_heartbeat));
-    text += beats.data();
-  }
+  if (account.heartbeats > 0)
+    text += formatted(", %" PRIu64 " heartbeats, the last %.1f s ago", account.heartbeats,
+                      seconds_since(account.last_heartbeat));
   std::vector<int> awaited;
   for (int rank = 0; rank < 64; ++rank)
     if ((operation.running || account.waiting) && (account.waits_for >> rank & 1) != 0) awaited.push_back(rank);

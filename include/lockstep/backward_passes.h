@@ -12,9 +12,17 @@ namespace lockstep {
 struct BackwardPasses {
   std::list<int> guards;      ///< the value of each guard that is alive; the last one counts
   int since_reduction = 0;    ///< passes whose gradients are in .grad, not yet reduced
+  int counted = 0;            ///< of these, those outside no_sync(): what accumulate() counts
   int last_accumulation = 0;  ///< n of the last accumulate(n); 0: there was none
   /// 0: no pass reduces.
   int reduce_every() const { return guards.empty() ? 1 : guards.back(); }
+  /// Whether the next pass reduces.
+  bool reduces_next() const { return reduce_every() > 0 && counted + 1 >= reduce_every(); }
+  void note_pass() {
+    ++since_reduction;
+    if (reduce_every() > 0) ++counted;
+  }
+  void note_reduction() { since_reduction = counted = 0; }
 };
 
 /// While it lives, backward passes keep gradients local: they accumulate into .grad on each rank, and the first
@@ -46,7 +54,7 @@ class NoSyncGuard {
   std::list<int>::iterator place_;
 };
 
-/// While it lives, only every n-th backward reduces gradients.
+/// While it lives, only every n-th backward reduces gradients. Passes within no_sync() do not count.
 class Accumulation : public NoSyncGuard {
  public:
   using NoSyncGuard::NoSyncGuard;

@@ -1,12 +1,10 @@
 /* Lockstep for C, and for every language that can call C: collectives of the ranks of one machine, and optimizers whose
  * step is divided between them, on raw memory. Needs no LibTorch. Link liblockstep_c; docs/c.md has an introduction.
  *
- * Every function except the small queries returns LOCKSTEP_OK or an error status; lockstep_last_error() then says what
- * happened, to which rank, and what to do. The library throws nothing, never ends the process, installs no signal
- * handler and starts no thread that outlives a call. Every wait ends.
+ * Functions return LOCKSTEP_OK or an error status; lockstep_last_error() then says what happened, to which rank, and
+ * what to do. The library never ends the process, installs no signal handler and leaves no thread. Every wait ends.
  *
- * REQUIRES: all ranks of a group call the same collectives in the same order. One thread at a time may call a group;
- * different threads may use different groups at the same time. */
+ * REQUIRES: all ranks of a group call the same collectives in the same order; one thread at a time calls a group. */
 #ifndef LOCKSTEP_C_H
 #define LOCKSTEP_C_H
 
@@ -84,8 +82,8 @@ LOCKSTEP_API int lockstep_c_version(void);                             /* major 
 /* Joins the ranks that `lockstep run`, torchrun, Open MPI, MPICH or Slurm started; a process started otherwise is a
  * world of one. Returns when all ranks have joined. A process has one world at a time. `options` may be null. */
 LOCKSTEP_API lockstep_status lockstep_join(const lockstep_options* options, lockstep_group** world);
-/* Leaves a group and frees it, without waiting for other ranks. Pending operations fail, also on the ranks that still
- * need this one. Leave subgroups before the world. Null is ignored. */
+/* Leaves a group and frees it, without waiting. Pending operations fail, also on ranks that still need this one. Leave
+ * subgroups before the world. Null is ignored. */
 LOCKSTEP_API lockstep_status lockstep_leave(lockstep_group* group);
 /* Forms a group of the ranks that pass the same color, ordered by key, then by rank. Every rank of `group` must call
  * it; a rank with a negative color gets a null group. */
@@ -96,23 +94,19 @@ LOCKSTEP_API lockstep_status lockstep_abort(lockstep_group* group, const char* w
 LOCKSTEP_API int lockstep_rank(const lockstep_group* group); /* -1 for null */
 LOCKSTEP_API int lockstep_size(const lockstep_group* group); /* -1 for null */
 
-/* Allocates memory that this group's collectives use in place, without a copy. Page-aligned. Leaving the group frees
- * it. */
+/* Allocates page-aligned memory that collectives of this group use without a copy. Leaving the group frees it. */
 LOCKSTEP_API lockstep_status lockstep_allocate(lockstep_group* group, size_t bytes, void** memory);
-/* Allocates memory that exists once for all ranks of the group, initially zero: all ranks see a write by one.
- * Page-aligned, at a different address on each rank. Every rank must call it, with the same size, and later
- * lockstep_free(). */
+/* Allocates such memory once for all ranks, at a different address on each, initially zero: all ranks see a write by
+ * one. Every rank must call it, with the same size, and later lockstep_free(). */
 LOCKSTEP_API lockstep_status lockstep_allocate_together(lockstep_group* group, size_t bytes, void** memory);
-/* Frees memory of either kind. For the second kind all ranks wait for each other, so that none still uses it. Null is
- * ignored. */
+/* Frees memory of either kind. For the second kind all ranks wait for each other. Null is ignored. */
 LOCKSTEP_API lockstep_status lockstep_free(lockstep_group* group, void* memory);
 
 /* The collectives. `count` counts elements of one block and must be the same on every rank. Input and output are one
  * block each or, where a comment says so, one block for each rank, in rank order. They may be the same memory if both
- * are one block, and must not overlap otherwise. Null memory is allowed where nothing is read or written.
- *
- * If `request` is null, the call returns when this rank's part is done. Otherwise it returns at once with a request;
- * the caller must leave the memory alone until lockstep_wait(). */
+ * are one block, and must not overlap otherwise. Null memory is allowed where nothing is read or written. If `request`
+ * is null, the call returns when this rank's part is done, otherwise at once; the caller must then leave the memory
+ * alone until lockstep_wait(). */
 LOCKSTEP_API lockstep_status lockstep_barrier(lockstep_group* group, lockstep_request** request);
 LOCKSTEP_API lockstep_status lockstep_all_reduce(lockstep_group* group, const void* input, void* output, int64_t count,
                                                  lockstep_dtype dtype, lockstep_op op, lockstep_request** request);
@@ -138,50 +132,43 @@ LOCKSTEP_API lockstep_status lockstep_scatter(lockstep_group* group, const void*
 /* Input and output: a block for each rank. */
 LOCKSTEP_API lockstep_status lockstep_all_to_all(lockstep_group* group, const void* input, void* output, int64_t count,
                                                  lockstep_dtype dtype, lockstep_request** request);
-/* As above, with blocks of different lengths: send_counts[r] elements go to rank r, receive_counts[r] come from it. The
- * counts are copied. */
+/* send_counts[r] elements go to rank r, receive_counts[r] come from it. The counts are copied. */
 LOCKSTEP_API lockstep_status lockstep_all_to_all_v(lockstep_group* group, const void* input, const int64_t* send_counts,
                                                    void* output, const int64_t* receive_counts, lockstep_dtype dtype,
                                                    lockstep_request** request);
 
-/* Messages between two ranks. Messages with the same sender, receiver and tag arrive in order, and must have the count
- * and dtype that the receiver expects. A small send completes before it is received. */
-#define LOCKSTEP_ANY_RANK (-1)
+/* Messages with the same sender, receiver and tag arrive in order, and must have the count and dtype that the receiver
+ * expects. A small send completes before it is received. */
+#define LOCKSTEP_ANY_RANK (-1) /* to receive from */
 LOCKSTEP_API lockstep_status lockstep_send(lockstep_group* group, const void* data, int64_t count, lockstep_dtype dtype,
                                            int to, int tag, lockstep_request** request);
-/* `from` may be LOCKSTEP_ANY_RANK. `source`, unless null, gets the sender; with a request, in lockstep_wait(). */
+/* `source`, unless null, gets the sender; with a request, in lockstep_wait(). */
 LOCKSTEP_API lockstep_status lockstep_recv(lockstep_group* group, void* data, int64_t count, lockstep_dtype dtype,
                                            int from, int tag, int* source, lockstep_request** request);
 
 /* Sets *done to 1 if the request is done or has failed, else to 0. Makes progress, but never waits. */
 LOCKSTEP_API lockstep_status lockstep_test(lockstep_request* request, int* done);
-/* Returns when the request is done, frees it whatever the status, and sets it to null. If it takes longer than
- * `seconds` (negative: the group's limit), the group ends on every rank. Wait once for every request. */
+/* Returns when the request is done, frees it whatever the status, and sets it to null. Wait once for every request.
+ * If it takes longer than `seconds` (negative: the group's limit), the group ends on every rank. */
 LOCKSTEP_API lockstep_status lockstep_wait(lockstep_request** request, double seconds);
 
-/* One step of an optimizer, divided between the ranks: each takes the mean of its slice of all ranks' gradients in
- * place, steps that slice, and writes it for all ranks. Every rank must call it, with the same numbers. It returns when
- * all parameters have been stepped. On every processor the bits equal those of ZeroRedundancyOptimizer in C++.
- *
- * Arrays are `count` floats, anywhere within an allocation of this group. Step parameters with their own options by a
- * separate call.
- *   parameters  of lockstep_allocate_together(): once for all ranks; or of lockstep_allocate(): a copy on each rank,
- *               with the same values
+/* One step of an optimizer, divided between the ranks: each takes the mean of its slice of all ranks' gradients, steps
+ * that slice, and writes it for all ranks. Every rank must call it, with the same numbers. It returns when all
+ * parameters have been stepped. The bits equal those of ZeroRedundancyOptimizer in C++.
+ * Arrays are `count` floats, anywhere within an allocation of this group.
+ *   parameters  of lockstep_allocate_together(), or of lockstep_allocate(): a copy on each rank, with the same values
  *   gradients   of lockstep_allocate(): this rank's. They are not changed.
- *   the others  the optimizer's state, of lockstep_allocate_together(): it exists once. Zeros before step 1.
+ *   the others  the optimizer's state, of lockstep_allocate_together(). Zeros before step 1.
  * step: 1, 2, 3 ... If ranks differ, all get LOCKSTEP_MISMATCH, nothing is stepped, and the group remains usable.
- *
- * The functions that end in _typed take parameters and gradients of LOCKSTEP_FLOAT32, FLOAT64, FLOAT16 or BFLOAT16,
- * and the other arrays in the same dtype. `master` may be null. For 16-bit parameters it may be `count` floats of
- * lockstep_allocate_together(), which hold the precision that the parameters lack, so that steps below their last bit
- * add up; the other arrays are then floats as well. If a master does not round to its parameter, the parameter counts,
- * so a master may start with any value. */
+ * The functions that end in _typed take all arrays in LOCKSTEP_FLOAT32, FLOAT64, FLOAT16 or BFLOAT16. `master` may be
+ * null. For 16-bit parameters it may be `count` floats of lockstep_allocate_together(), which hold the precision that
+ * the parameters lack; the state is then in floats as well. If a master does not round to its parameter, the parameter
+ * counts, so a master may start with any value. */
 typedef struct lockstep_sgd {
-  size_t size; /* sizeof(lockstep_sgd): later versions add fields at the end */
-  double lr, momentum, dampening, weight_decay;
-  int64_t nesterov; /* 0 or 1 */
+  size_t size;                                  /* sizeof(lockstep_sgd): later versions add fields at the end */
+  double lr, momentum, dampening, weight_decay; /* momentum 0: the array may be null */
+  int64_t nesterov;                             /* 0 or 1 */
 } lockstep_sgd;
-/* momentum: may be null if options->momentum is 0. */
 LOCKSTEP_API lockstep_status lockstep_sharded_sgd(lockstep_group* group, const lockstep_sgd* options, int64_t step,
                                                   float* parameters, const float* gradients, float* momentum,
                                                   int64_t count);
@@ -190,11 +177,10 @@ LOCKSTEP_API lockstep_status lockstep_sharded_sgd_typed(lockstep_group* group, c
                                                         void* momentum, float* master, int64_t count,
                                                         lockstep_dtype dtype);
 typedef struct lockstep_adam {
-  size_t size; /* sizeof(lockstep_adam) */
-  double lr, beta1, beta2, eps, weight_decay;
-  int64_t decoupled_weight_decay; /* 1: AdamW. 0: Adam, which adds the decay to the gradient */
+  size_t size;                                /* sizeof(lockstep_adam) */
+  double lr, beta1, beta2, eps, weight_decay; /* with AMSGrad, max_exp_avg_sq is its maximum, else null */
+  int64_t decoupled_weight_decay;             /* 1: AdamW. 0: Adam, which adds the decay to the gradient */
 } lockstep_adam;
-/* max_exp_avg_sq: null, or AMSGrad's maximum. */
 LOCKSTEP_API lockstep_status lockstep_sharded_adam(lockstep_group* group, const lockstep_adam* options, int64_t step,
                                                    float* parameters, const float* gradients, float* exp_avg,
                                                    float* exp_avg_sq, float* max_exp_avg_sq, int64_t count);
@@ -203,14 +189,12 @@ LOCKSTEP_API lockstep_status lockstep_sharded_adam_typed(lockstep_group* group, 
                                                          void* exp_avg, void* exp_avg_sq, void* max_exp_avg_sq,
                                                          float* master, int64_t count, lockstep_dtype dtype);
 
-/* Sets *stop to whether the run should stop. The same call gives the same answer on every rank. Every rank of `group`
- * must call it equally often, for example once a step. The request comes from `lockstep run`, when it is asked to end,
- * or from lockstep_request_stop() on any rank, which a signal handler may call. */
+/* Sets *stop to whether the run should stop: `lockstep run` was asked to end it, or a rank called
+ * lockstep_request_stop(), as a signal handler may. Every rank must call it equally often, and all get one answer. */
 LOCKSTEP_API lockstep_status lockstep_stop_requested(lockstep_group* group, int* stop);
 LOCKSTEP_API void lockstep_request_stop(void);
 
 #ifdef __cplusplus
 }
 #endif
-
 #endif

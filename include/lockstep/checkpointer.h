@@ -143,11 +143,12 @@ class Checkpointer {
   /// every_minutes it asks rank 0 about once a second, or ten times per interval if that is shorter. Throws Error for a
   /// step below 0, and for one that is not above the steps that another run left in the folder.
   bool step(int64_t step);
-  /// Saves now. `score` rates the checkpoint, for keep_best; a score that is not finite warns and counts as none.
-  /// Throws Error on all ranks if the state cannot be obtained; if it differs where it should be equal (naming the
-  /// tensor and the rank); if ranks have different steps, scores or parts; while the model has averaged weights; and if
-  /// the step is below this run's last save, or not above the steps that another run left in the folder. Disk failures
-  /// are warnings.
+  /// Saves now. After resume(), rank 0 warns once of each object that the training uses and nobody saves, such as an
+  /// Ema, because a resumed run would begin it anew (docs/checkpoints.md). `score` rates the checkpoint, for keep_best;
+  /// a score that is not finite warns and counts as none. Throws Error on all ranks if the state cannot be obtained; if
+  /// it differs where it should be equal (naming the tensor and the rank); if ranks have different steps, scores or
+  /// parts; while the model has averaged weights; and if the step is below this run's last save, or not above the steps
+  /// that another run left in the folder. Disk failures are warnings.
   void save(int64_t step, std::optional<double> score = {});
   /// Waits until everything is written. Throws Error on all ranks if the last save failed.
   void finish();

@@ -39,6 +39,9 @@ struct DiLoCoOptions {
   double outer_lr = 0.7;
   double outer_momentum = 0.9;
   bool nesterov = true;
+  /// Rounds in a row in which the parameters of all machines are not finite, after which step() and finish() throw
+  /// Error on all ranks instead of a warning, since nothing is learned any more. At least 1.
+  int64_t max_nonfinite_rounds = 3;
   /// Makes another outer optimizer for the tensors that it is given, which are float and on the CPU; the options above
   /// are not used then. It must be elementwise, and one whose state lockstep::state_dict() knows. Called once for each
   /// fragment, on every rank.
@@ -75,12 +78,14 @@ struct DiLoCoStats {
 /// of each slice, and the mean is rounded to the wire as well.
 ///
 /// Parameters that require grad are float, bfloat16 or float16; the outer copy is float and on the CPU. Frozen
-/// parameters and buffers stay with each machine; finish() averages floating-point buffers, those of machines that have
-/// only finite ones. The optimizer's state stays with each machine, too. A schedule, clipping and accumulation work as
-/// without it. An Ema averages each machine's own weights, so its averages differ by machine, also after finish().
+/// parameters and buffers stay with each machine; synchronise() and finish(), and with `lockstep run --islands` each
+/// round, average floating-point buffers, those of machines that have only finite ones. The optimizer's state stays
+/// with each machine, too. A schedule, clipping and accumulation work as without it. An Ema averages each machine's own
+/// weights, so its averages differ by machine, also after finish().
 ///
 /// A machine whose parameters are not finite at a fragment's turn is left out of the round: a warning and stats() name
-/// it, and it takes all parameters from the outer copy. Its optimizer's state stays as it is, so give the model
+/// it, and it takes all parameters from the outer copy. If it is so with all machines, max_nonfinite_rounds in a row,
+/// that is an Error on all ranks. Its optimizer's state stays as it is, so give the model
 /// NonFinitePolicy::kSkip if an optimizer would remember NaN.
 ///
 /// Every rank makes it, with the same options and model, and makes the same calls in the same order; a difference is an
@@ -105,7 +110,10 @@ class DiLoCo {
   /// when the round's result is due.
   bool step();
   /// Ends the rounds under way, and has a round now of what was trained since: afterwards all machines have the same
-  /// parameters and floating-point buffers. To be called before the model is evaluated or saved for use.
+  /// parameters and floating-point buffers; with `lockstep run --islands` those that take part in the round. To be
+  /// called before the model is evaluated or saved for use.
+  void synchronise();
+  /// synchronise() at the end of the training. With --islands the machine leaves the rounds, and step() throws Error.
   void finish();
 
   [[nodiscard]] DiLoCoStats stats() const;

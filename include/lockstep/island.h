@@ -4,10 +4,11 @@
 
 namespace lockstep {
 
-/// A machine of a run that `lockstep run --islands` has started: a run of its own, which DiLoCo keeps together with the
-/// others. In any other run there is one, with number 0.
+/// A machine of a run of `lockstep run --islands`: a run of its own, which DiLoCo keeps together with the others. In
+/// any other run there is one, with number 0.
 struct Island {
-  int number = 0, count = 1;
+  int number = 0;
+  int count = 1;  ///< machines, those included that may yet join
 };
 /// This machine's. Throws Error if the launcher's variables cannot be read.
 Island island();

@@ -50,7 +50,7 @@ class RunningStatisticsImpl : public torch::nn::Cloneable<RunningStatisticsImpl>
   /// (x - mean) / sqrt(variance + epsilon), within the limit. x: [..., shape...], real; TORCH_CHECK fails for others,
   /// and after a state was loaded that is none of samples. Returns the same shape and dtype; of integers and bool, the
   /// default dtype. Does not communicate.
-  at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor forward(const at::Tensor& x);
   /// The inverse of forward(), without the limit; takes and returns what forward() does. Does not communicate.
   at::Tensor denormalized(const at::Tensor& x) const;
 

@@ -21,6 +21,8 @@ namespace lockstep::datasets {
 ///     lockstep::DataLoader train(lockstep::datasets::TorchData(std::move(images)), context,
 ///                                {.batch_size = 64, .shuffle = true});
 ///
+/// (`TorchData(images)` would declare a parameter of that name: write std::move, or braces.)
+///
 /// A list of examples becomes a batch of their tensors, stacked; a batch made by torch::data::transforms::Stack is used
 /// as it is. Examples without a target have an undefined one. DataLoader provides the order, the batches and the
 /// workers: torch's samplers and loaders are not needed.

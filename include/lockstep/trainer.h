@@ -38,7 +38,7 @@ struct TrainerOptions {
   std::function<Schedule(int64_t steps)> schedule{};
   std::optional<EmaOptions> ema{};  ///< average weights, and evaluate with the first of the averages
   /// Each machine trains by itself, and all synchronise every few steps, before evaluations and at the end of an epoch
-  /// (diloco.h). A `model` that is given must then be over the ranks of one machine, Group::on_this_machine().
+  /// (diloco.h). A `model` that is given is over Group::on_this_machine(). --islands: files are in folder/machine_<n>.
   std::optional<DiLoCoOptions> diloco{};
   std::string score{};   ///< name of the metric that rates an epoch; empty: none
   int patience = 0;      ///< stop after this many consecutive epochs without a better score; 0: never

@@ -50,12 +50,13 @@ class DiLoCo:
     sync_every: steps between two turns of a fragment. fragments: parts of the model that take turns. overlap_steps:
     steps between sending a fragment and applying the result, below sync_every; then a parameter becomes mixing * own +
     (1 - mixing) * outer. wire: how numbers travel, "fp32", "bf16", "int8" or "int4". error_feedback: what rounding to it
-    lost is added next time. outer_lr, outer_momentum, nesterov: of the SGD on the pseudo-gradients.
+    lost is added next time. outer_lr, outer_momentum, nesterov: of the SGD on the pseudo-gradients. max_nonfinite_rounds: rounds in a
+    row in which the parameters of all machines are not finite, after which step() is an Error on all ranks.
     """
 
     def __init__(self, replica: Replica, group: Optional[dist.ProcessGroup] = None, *, sync_every: int = 100, fragments: int = 1,
                  overlap_steps: int = 0, mixing: float = 0.5, wire: str = "fp32", error_feedback: bool = False,
-                 outer_lr: float = 0.7, outer_momentum: float = 0.9, nesterov: bool = True):
+                 outer_lr: float = 0.7, outer_momentum: float = 0.9, nesterov: bool = True, max_nonfinite_rounds: int = 3):
         if not isinstance(replica, Replica):
             raise TypeError(f"lockstep.DiLoCo takes the Replica that lockstep.attach(model) returns as its first argument, not {type(replica).__name__}")
         if replica not in _replicas:
@@ -64,7 +65,7 @@ class DiLoCo:
                        overlap_steps=_whole("overlap_steps", overlap_steps), mixing=_number("mixing", mixing),
                        wire=_choice(_C.Wire, "wire", wire), error_feedback=bool(error_feedback),
                        outer_lr=_number("outer_lr", outer_lr), outer_momentum=_number("outer_momentum", outer_momentum),
-                       nesterov=bool(nesterov))
+                       nesterov=bool(nesterov), max_nonfinite_rounds=_whole("max_nonfinite_rounds", max_nonfinite_rounds))
         own = _groups.of(group, None)
         self._replica = replica
         self._core: Any = None
@@ -81,8 +82,13 @@ class DiLoCo:
         """After each step of the optimizer. Returns whether parameters were synchronised. Every rank calls it."""
         return self._here().step()
 
+    def synchronise(self) -> None:
+        """Ends the rounds under way, and has a round now: all machines have the same parameters and floating-point buffers, with
+        `lockstep run --islands` those that take part in the round. Every rank calls it."""
+        self._here().synchronise()
+
     def finish(self) -> None:
-        """Ends the rounds under way, and has a round now: all machines have the same parameters and floating-point buffers."""
+        """synchronise() at the end of the training. With --islands the machine leaves the rounds."""
         self._here().finish()
 
     def stats(self) -> "DiLoCoStats":

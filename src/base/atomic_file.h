@@ -1,11 +1,19 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 
-#include "base/byte_sink.h"
 #include "base/file_descriptor.h"
 
 namespace lockstep {
+
+/// A destination for a stream of bytes.
+class ByteSink {
+ public:
+  virtual ~ByteSink() = default;
+  /// Appends the bytes. Throws Error naming the destination.
+  virtual void write(const void* data, size_t size) = 0;
+};
 
 /// A file that gets its name only when complete. Until commit() it is called "<path>.partial"; without commit() it is
 /// removed, and the earlier file of that name stays. A killed process leaves its partial file behind, and the next

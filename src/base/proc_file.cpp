@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <sstream>
 
 #include "base/file_descriptor.h"
+#include "base/text.h"
 
 namespace lockstep {
 
@@ -25,8 +25,7 @@ std::string read_proc_file(const std::string& path) {
 }
 
 std::string value_in(const std::string& text, const std::string& key, char separator) {
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : lines_of(text)) {
     const size_t at = line.find(separator);
     if (at == std::string::npos || line.substr(0, line.find_last_not_of(" \t", at - 1) + 1) != key) continue;
     std::string value = line.substr(at + 1);
@@ -34,6 +33,16 @@ std::string value_in(const std::string& text, const std::string& key, char separ
     return value.substr(0, value.find_last_not_of("\" \t") + 1);
   }
   return "";
+}
+
+std::vector<Cgroup> own_cgroups(const std::string& root) {
+  std::vector<Cgroup> groups;
+  for (const std::string& line : lines_of(read_proc_file(root + "/proc/self/cgroup"))) {
+    const size_t controllers = line.find(':') + 1, path = line.find(':', controllers) + 1;
+    if (controllers == 0 || path == 0 || path == line.size()) continue;
+    groups.push_back({line.substr(path), "," + line.substr(controllers, path - controllers - 1) + ","});
+  }
+  return groups;
 }
 
 std::string process_stat(int pid) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -15,5 +16,15 @@ std::string value_in(const std::string& text, const std::string& key, char separ
 /// The fields of /proc/<pid>/stat after the process name (which may contain anything): state, parent, group and so on,
 /// separated by spaces. Empty if there is no such process.
 std::string process_stat(int pid);
+
+/// A cgroup of this process.
+struct Cgroup {
+  std::string path;
+  std::string controllers;  ///< ",cpu,cpuacct,"; of version 2: ",,"
+  bool is_v2() const { return controllers == ",,"; }
+  bool has(const std::string& controller) const { return controllers.find("," + controller + ",") != controllers.npos; }
+};
+/// From /proc/self/cgroup below `root`, which is for tests.
+std::vector<Cgroup> own_cgroups(const std::string& root = "");
 
 }  // namespace lockstep

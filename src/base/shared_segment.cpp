@@ -15,12 +15,12 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <sstream>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/mutex.h"
+#include "base/proc_file.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14; older kernels answer EINVAL and pages come in by faults
@@ -51,20 +51,15 @@ size_t cgroup_room(const std::filesystem::path& folder, const char* limit_name, 
 }
 
 size_t cgroup_available() {
-  std::ifstream groups("/proc/self/cgroup");
   size_t room = std::numeric_limits<size_t>::max();
-  for (std::string line; std::getline(groups, line);) {
-    std::istringstream fields(line);
-    std::string id, controllers, group;
-    if (!std::getline(fields, id, ':') || !std::getline(fields, controllers, ':') || !std::getline(fields, group))
-      continue;
-    const bool v2 = id == "0" && controllers.empty();
-    if (!v2 && ("," + controllers + ",").find(",memory,") == std::string::npos) continue;
+  for (const Cgroup& group : own_cgroups()) {
+    const bool v2 = group.is_v2();
+    if (!v2 && !group.has("memory")) continue;
     std::filesystem::path folder = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
     const char* limit = v2 ? "memory.max" : "memory.limit_in_bytes";
     const char* used = v2 ? "memory.current" : "memory.usage_in_bytes";
     room = std::min(room, cgroup_room(folder, limit, used));
-    for (const auto& part : std::filesystem::path(group).relative_path()) {
+    for (const auto& part : std::filesystem::path(group.path).relative_path()) {
       folder /= part;
       room = std::min(room, cgroup_room(folder, limit, used));
     }

@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <sstream>
 
 #include "base/error.h"
+#include "base/proc_file.h"
 
 namespace lockstep {
 namespace {
@@ -60,19 +60,12 @@ std::vector<int> allowed_cpus() {
 }
 
 double cgroup_cpu_quota(const std::string& root) {
-  std::ifstream groups(root + "/proc/self/cgroup");
   double quota = 0;
-  for (std::string line; std::getline(groups, line);) {
-    // "0::/path" is cgroup v2; "4:cpu,cpuacct:/path" is v1.
-    std::istringstream fields(line);
-    std::string id, controllers, group;
-    if (!std::getline(fields, id, ':') || !std::getline(fields, controllers, ':') || !std::getline(fields, group))
-      continue;
-    if (id == "0" && controllers.empty())
-      quota = minimum_quota(quota, tightest_quota(root + "/sys/fs/cgroup", group, read_v2_quota));
-    else if (("," + controllers + ",").find(",cpu,") != std::string::npos)
-      quota = minimum_quota(quota, tightest_quota(root + "/sys/fs/cgroup/cpu", group, read_v1_quota));
-  }
+  for (const Cgroup& group : own_cgroups(root))
+    if (group.is_v2())
+      quota = minimum_quota(quota, tightest_quota(root + "/sys/fs/cgroup", group.path, read_v2_quota));
+    else if (group.has("cpu"))
+      quota = minimum_quota(quota, tightest_quota(root + "/sys/fs/cgroup/cpu", group.path, read_v1_quota));
   return quota;
 }
 

@@ -10,7 +10,7 @@
 
 #include <lockstep/checkpointer.h>
 
-#include "checkpoint/memory/state_keys.h"
+#include "checkpoint/memory/kept_state.h"
 
 namespace lockstep {
 
@@ -19,6 +19,7 @@ struct CheckpointPart {
   std::string name;
   Checkpointer::Part part;
   Checkpointer::Scope scope;
+  const torch::nn::Module* module = nullptr;  ///< null for other parts
   /// A model whose parameters, except the ignored ones, are equal on all ranks; null for other parts.
   torch::nn::Module* replicas = nullptr;
   std::set<std::string> ignored = {};

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "base/counted.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/packed_object.h"
 #include "checkpoint/random_states.h"

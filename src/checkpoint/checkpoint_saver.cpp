@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/library_thread.h"
 #include "base/shared_weights.h"
+#include "base/text.h"
 #include "base/weights_set.h"
 #include "checkpoint/accumulation.h"
 #include "checkpoint/packed_object.h"
@@ -80,12 +80,7 @@ void refuse_borrowed(const c10::IValue& value, const std::string& name) {
   }
 }
 
-std::string text_of_score(std::optional<double> score) {
-  if (!score) return "none";
-  char text[32];
-  std::snprintf(text, sizeof text, "%.17g", *score);
-  return text;
-}
+std::string text_of_score(std::optional<double> score) { return score ? formatted("%.17g", *score) : "none"; }
 
 Dict whole_state(const Dict& common, int64_t step, const std::vector<std::string>& own_states,
                  const VirtualRanks* virtual_ranks) {

@@ -6,14 +6,15 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/first_difference.h"
 #include "base/machine_name.h"
 #include "base/rank_names.h"
+#include "base/text.h"
 #include "base/weights_set.h"
 #include "checkpoint/accumulation.h"
 #include "checkpoint/checkpoint_part.h"
 #include "checkpoint/checkpoint_resume.h"
 #include "checkpoint/checkpoint_saver.h"
+#include "checkpoint/forgotten_parts.h"
 #include "checkpoint/memory_tier.h"
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/random_states.h"
@@ -41,6 +42,10 @@ struct Checkpointer::State {
   void compare_parts();
   void begin_run();
   void check_step(int64_t step) const;
+  /// Of a checkpointer that does not resume, such as one for the best models, nothing need be known.
+  void warn_if_forgotten() const {
+    if (is_asked_to_resume && group.rank() == 0) warn_of_forgotten_parts(parts);
+  }
 
   const Group group;
   const std::string path;
@@ -53,7 +58,7 @@ struct Checkpointer::State {
   int64_t resumed_step = 0;
   AccumulationCheck accumulation;
   int64_t newest = -1;  ///< step that this run has saved or resumed; -1: none
-  bool parts_compared = false;
+  bool parts_compared = false, is_asked_to_resume = false;
 };
 
 namespace {
@@ -178,6 +183,7 @@ void Checkpointer::State::save(int64_t step, std::optional<double> score) {
   if (result.outcome == Outcome::kDone) {
     schedule.start_after(step);
     newest = step;
+    warn_if_forgotten();
     return;
   }
   const std::string text = "the state of step " + std::to_string(step) + " cannot be saved: " + result.text;
@@ -200,6 +206,7 @@ bool Checkpointer::State::step(int64_t step) {
     accumulation.look_before_save(step, parts, group);
     memory->save(parts, step, std::move(problem));
     newest = step;
+    warn_if_forgotten();
   }
   if (!schedule.is_due(step)) return false;
   save(step, {});
@@ -208,6 +215,7 @@ bool Checkpointer::State::step(int64_t step) {
 
 bool Checkpointer::State::resume() {
   compare_parts();
+  is_asked_to_resume = true;
   saver.wait();  // the newest may still be on its way to the disk
   const auto resumed = resume_parts(parts, saver.folder(), memory.get(), group);
   if (!resumed) return false;
@@ -251,18 +259,20 @@ Checkpointer& Checkpointer::add(const std::string& name, Part part, Scope scope)
 
 Checkpointer& Checkpointer::add(const std::string& name, torch::nn::Module& module, Scope scope) {
   check_not_sharded(module, name);
-  return add(name,
-             Part{.save =
-                      [&module, name] {
-                        check_not_sharded(module, name);
-                        return to_object(state_dict(module));
-                      },
-                  .load =
-                      [&module, name](const c10::IValue& state) {
-                        check_not_sharded(module, name);
-                        load_state_dict(module, to_state_dict(state));
-                      }},
-             scope);
+  add(name,
+      Part{.save =
+               [&module, name] {
+                 check_not_sharded(module, name);
+                 return to_object(state_dict(module));
+               },
+           .load =
+               [&module, name](const c10::IValue& state) {
+                 check_not_sharded(module, name);
+                 load_state_dict(module, to_state_dict(state));
+               }},
+      scope);
+  state_->parts.back().module = &module;
+  return *this;
 }
 
 Checkpointer& Checkpointer::add(const std::string& name, torch::optim::Optimizer& optimizer, Scope scope) {

@@ -7,7 +7,7 @@
 
 #include <ATen/ATen.h>
 
-#include "base/byte_sink.h"
+#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/shared_segment.h"
 #include "base/state_memory.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -17,10 +16,11 @@
 #include "base/huge_pages.h"
 #include "base/shared_segment.h"
 #include "base/state_memory.h"
+#include "base/text.h"
 #include "checkpoint/accumulation.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/checkpoint_saver.h"
-#include "checkpoint/memory/state_keys.h"
+#include "checkpoint/memory/kept_state.h"
 #include "checkpoint/memory_agreement.h"
 #include "checkpoint/memory_bringer.h"
 #include "checkpoint/sliced_memory.h"
@@ -45,12 +45,6 @@ constexpr std::chrono::milliseconds kForHugePages(500);  // for the tensors, onc
 constexpr std::chrono::seconds kLongestWait(300);        // if collectives have no timeout of their own
 
 std::atomic<bool> in_use = false;  // one tier per process: its states have one place
-
-int number_in(const std::optional<std::string>& text) {
-  int value = -1;
-  if (text) std::from_chars(text->data(), text->data() + text->size(), value);
-  return value;
-}
 
 /// This rank's access to its launcher's memory. Throws Error.
 std::unique_ptr<MappedSlots> open_memory(const Group& group) {

@@ -8,7 +8,7 @@
 
 #include "base/hash.h"
 #include "base/shared_weights.h"
-#include "checkpoint/format/pickle_reader.h"
+#include "checkpoint/format/pickle_tree.h"
 #include "checkpoint/format/pt_file.h"
 #include "checkpoint/object_reader.h"
 #include "checkpoint/scalar_type.h"

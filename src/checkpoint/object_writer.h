@@ -9,7 +9,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/Storage.h>
 
-#include "base/byte_sink.h"
+#include "base/atomic_file.h"
 #include "checkpoint/format/pickle_writer.h"
 #include "checkpoint/format/zip_writer.h"
 #include "checkpoint/memory/image_slices.h"

@@ -11,10 +11,11 @@
 #include <lockstep/master_weights.h>
 
 #include "base/error.h"
-#include "checkpoint/copy_problem.h"
+#include "base/state_in_use.h"
 #include "checkpoint/optimizer_kind.h"
 #include "checkpoint/optimizer_state.h"
 #include "checkpoint/slice_holders.h"
+#include "checkpoint/state_fit.h"
 
 namespace lockstep {
 namespace {
@@ -250,21 +251,8 @@ StateDict flat_state(const Object& state, const std::map<int64_t, size_t>& place
   return flat;
 }
 
-}  // namespace
-
-void load_state_dict(Optimizer& optimizer, const StateDict& state) {
-  check_known(optimizer);
-  const Kind kind = kind_of(optimizer);
-  const auto parameters = parameters_of(optimizer);
-  std::string problems;
-  States states = read_states(kind, parameters, state, Tensors::kCopy, problems);
-  check(problems);
-  apply(optimizer, parameters, std::move(states));
-}
-
-namespace {
-
 c10::IValue object_of(const Optimizer& optimizer) {
+  note_optimizer_kept(&optimizer);
   const Kind kind = kind_of(optimizer);
   const auto parameters = parameters_of(optimizer);
   Object state = new_object();
@@ -295,6 +283,16 @@ c10::IValue object_of(const Optimizer& optimizer) {
 }
 
 }  // namespace
+
+void load_state_dict(Optimizer& optimizer, const StateDict& state) {
+  check_known(optimizer);
+  const Kind kind = kind_of(optimizer);
+  const auto parameters = parameters_of(optimizer);
+  std::string problems;
+  States states = read_states(kind, parameters, state, Tensors::kCopy, problems);
+  check(problems);
+  apply(optimizer, parameters, std::move(states));
+}
 
 c10::IValue optimizer_state_dict(const Optimizer& optimizer) {
   complete(optimizer);
@@ -383,6 +381,7 @@ void load(Optimizer& optimizer, const c10::IValue& object, Tensors tensors) {
   check(problems);
   apply(optimizer, parameters, std::move(states));
   for (size_t i = 0; i < groups.size(); ++i) optimizer.param_groups()[i].set_options(std::move(options[i]));
+  note_optimizer_kept(&optimizer);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include "base/byte_sink.h"
+#include "base/atomic_file.h"
 #include "checkpoint/object_reader.h"
 #include "checkpoint/object_writer.h"
 

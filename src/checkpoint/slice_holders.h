@@ -5,7 +5,7 @@
 #include <lockstep/error.h>
 #include <lockstep/group.h>
 
-#include "base/counted.h"
+#include "base/text.h"
 #include "collectives/group_state.h"
 
 namespace lockstep {

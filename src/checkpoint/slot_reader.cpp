@@ -8,8 +8,8 @@
 #include "base/state_memory.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/format/pt_file.h"
+#include "checkpoint/memory/kept_state.h"
 #include "checkpoint/memory/slot_source.h"
-#include "checkpoint/memory/state_keys.h"
 #include "checkpoint/object_reader.h"
 #include "checkpoint/sliced_memory.h"
 

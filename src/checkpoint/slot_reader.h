@@ -1,17 +1,26 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include <ATen/core/Dict.h>
 #include <ATen/core/Tensor.h>
 
-#include "checkpoint/checkpoint_image.h"
+#include "checkpoint/checkpoint_part.h"
 #include "checkpoint/memory/image_slices.h"
 #include "checkpoint/memory/memory_slots.h"
 
 namespace lockstep {
+
+/// A checkpoint that is being resumed, on disk or in memory.
+struct CheckpointImage {
+  c10::impl::GenericDict whole = new_dict();  ///< parts with one state for all ranks, and the step
+  size_t ranks = 0;                           ///< that saved it
+  std::function<c10::impl::GenericDict(size_t rank)> state_of_rank;
+};
 
 /// A state in the launcher's memory, open. What parts that lie in slices use of it is still to be brought
 /// (memory_bringer.h).

@@ -19,8 +19,8 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/descriptor_limit.h"
 #include "base/error.h"
+#include "base/file_descriptor.h"
 #include "base/mutex.h"
 
 namespace lockstep {

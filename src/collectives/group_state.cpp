@@ -11,6 +11,7 @@
 #include "base/shared_segment.h"
 #include "collectives/called_as.h"
 #include "collectives/groups_watch.h"
+#include "collectives/machine_memory.h"
 #include "collectives/single/single_backend.h"
 #include "rank_page/rank_board.h"
 
@@ -152,6 +153,11 @@ bool has_unfinished_operations() { return has_told; }
 void close(const Group& group) { group.state_->membership->close(); }
 
 Group::State& state_of(const Group& group) { return *group.state_; }
+
+MachineMemory* machine_memory_of(const Group& group) {
+  auto* const engine = dynamic_cast<SharesMemory*>(state_of(group).backend.get());
+  return engine != nullptr ? &engine->machine_memory() : nullptr;
+}
 
 bool Group::is_open() const { return state_->membership->is_open(); }
 int Group::rank() const { return state_->rank; }

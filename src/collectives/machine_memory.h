@@ -7,11 +7,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/group.h>
+
 namespace lockstep {
 
-/// An optional engine interface for ranks that share memory: access to another rank's memory, and to memory that all of
-/// them own. The caller ensures, between two barriers, that access is safe. On several machines the ranks of each
-/// machine share memory; every rank of the group still makes each call.
+/// Access of ranks that share memory to another rank's memory, and to memory that all of them own. The caller ensures,
+/// between two barriers, that access is safe. On several machines the ranks of each machine share memory; every rank of
+/// the group still makes each call.
 class MachineMemory {
  public:
   virtual ~MachineMemory() = default;
@@ -36,6 +38,16 @@ class MachineMemory {
   /// Null if that rank's memory is not visible here. Valid as long as the group.
   virtual const std::byte* memory_of(int rank, uint64_t place) const = 0;
 };
+
+/// An optional engine interface: the ranks of a machine share memory.
+class SharesMemory {
+ public:
+  virtual ~SharesMemory() = default;
+  virtual MachineMemory& machine_memory() = 0;
+};
+
+/// Null if the group's ranks share no memory. Valid as long as the group.
+MachineMemory* machine_memory_of(const Group& group);
 
 /// The counterpart of allocate_together() for a rank that is alone on its machine.
 at::Tensor allocate_alone(int64_t elements, const at::TensorOptions& options);

@@ -1,6 +1,6 @@
 #include "collectives/split_table.h"
 
-#include "base/counted.h"
+#include "base/text.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep {

@@ -10,8 +10,10 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 
-#include "base/descriptor_limit.h"
+#include <lockstep/heartbeat.h>
+
 #include "base/environment.h"
+#include "base/file_descriptor.h"
 #include "base/library_thread.h"
 #include "base/loop_begin.h"
 #include "base/machine_name.h"
@@ -27,10 +29,9 @@
 #include "collectives/shm/segment/layout.h"
 #include "context/adopted_ranks.h"
 #include "context/device.h"
-#include "context/only_context.h"
 #include "context/open_store.h"
+#include "context/process_role.h"
 #include "context/roll_call.h"
-#include "context/start_ranks.h"
 #include "context/stop_request.h"
 #include "context/virtual_ranks_of_run.h"
 #include "nn/batch_norm_operator.h"
@@ -67,6 +68,9 @@ std::string choose_backend(const ContextOptions& options, const RollCall& presen
     const bool is_gloos = present.most_on_a_machine == 1 && present.machines <= hierarchical_engine::kMostDirect;
     return is_gloos ? "gloo" : "hierarchical";
   }
+  if (options.backend == "shm" && present.machines > 1)
+    throw Error("ContextOptions::backend is \"shm\", but the ranks are on " + std::to_string(present.machines) +
+                " machines; leave it empty, or set it to \"gloo\" or \"hierarchical\"");
   for (const char* known : {"shm", "gloo", "hierarchical"})
     if (options.backend == known) return known;
   throw Error("ContextOptions::backend is \"" + options.backend +
@@ -338,5 +342,7 @@ void Context::enter_virtual_rank(int virtual_rank) {
               "): this run has no virtual ranks; set ContextOptions::virtual_ranks");
   virtual_rank_state()->enter(virtual_rank);
 }
+
+void heartbeat() { own_page().heartbeat(); }
 
 }  // namespace lockstep

@@ -8,7 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include "collectives/group_state.h"
-#include "context/start_ranks.h"
+#include "context/process_role.h"
 #include "launch/error_page.h"
 
 namespace lockstep {

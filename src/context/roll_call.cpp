@@ -14,7 +14,7 @@
 #include "base/machine_name.h"
 #include "base/usable_cores.h"
 #include "collectives/cause.h"
-#include "collectives/shm/backend/store_exchange.h"
+#include "collectives/shm/backend/c10d_meeting_store.h"
 #include "collectives/versions.h"
 #include "context/open_store.h"
 #include "rank_page/rank_board.h"

@@ -13,7 +13,7 @@
 #include <memory>
 #include <optional>
 
-#include "base/printable.h"
+#include "base/text.h"
 #include "data/file_content.h"
 
 namespace lockstep {

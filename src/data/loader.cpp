@@ -10,6 +10,7 @@
 
 #include "base/data_passes.h"
 #include "base/loop_begin.h"
+#include "base/state_in_use.h"
 #include "base/virtual_ranks.h"
 #include "data/epoch_plan.h"
 #include "data/loader_pass.h"
@@ -43,7 +44,14 @@ std::vector<std::string> facts_of_pass(const detail::EpochPlan& plan, int epoch,
 
 // ---- a pass ----
 
-void detail::advance(LoaderPass& pass) { pass.advance(); }
+void detail::advance(LoaderPass& pass) {
+  pass.advance();
+  if (const auto loader = pass.position->loader.lock(); loader && !pass.ended && at::GradMode::is_enabled())
+    note_batch_given({.object = loader.get(),
+                      .life = loader,
+                      .name = "the DataLoader that gives the training its batches",
+                      .line = "checkpointer.add(\"loader\", loader)"});
+}
 void* detail::current(const LoaderPass& pass) { return pass.current.get(); }
 bool detail::has_ended(const LoaderPass& pass) { return pass.ended; }
 int64_t detail::samples_of(const LoaderPass& pass) { return pass.position->share.here; }
@@ -67,11 +75,13 @@ LoaderBase::LoaderBase(detail::BatchType type, int64_t dataset_size, const Shard
 
 std::shared_ptr<detail::LoaderPass> LoaderBase::begin_pass() {
   const DataLoaderOptions& options = plan_->options();
-  if (!options.exactly_once && at::GradMode::is_enabled()) loop_begins();  // otherwise it evaluates
+  const bool trains = !options.exactly_once && at::GradMode::is_enabled();  // otherwise it evaluates
+  if (trains) loop_begins();
   std::vector<std::vector<int64_t>> indices = plan_->indices(epoch_, start_);
   note_pass({.facts = facts_of_pass(*plan_, epoch_, start_), .rank = rank(), .world_size = world_size()});
   position_ = std::make_shared<detail::LoaderPosition>(
       detail::LoaderPosition{.epoch = epoch_, .start = start_, .stats = {.workers = options.workers}});
+  if (trains) position_->loader = plan_;
   start_ = 0;
   if (epoch_count_ == 0) ++epoch_;
   return std::make_shared<detail::LoaderPass>(type_, *plan_, position_, std::move(indices));
@@ -125,6 +135,7 @@ LoaderBase::BatchShare LoaderBase::batch_share() const {
 // ---- where it is ----
 
 c10::IValue LoaderBase::state_dict() const {
+  note_kept(plan_.get());
   int64_t epoch = epoch_, samples = start_;
   // A loop over epochs may be beyond the newest pass.
   const bool current = position_ != nullptr && (epoch_count_ == 0 || position_->epoch == epoch_);
@@ -198,6 +209,7 @@ void LoaderBase::set_epoch(int epoch) {
                 "; the loop sets the epoch itself, so remove the call");
     return;
   }
+  note_kept(plan_.get());
   first_epoch_ = epoch_ = epoch;
   start_ = 0;
 }

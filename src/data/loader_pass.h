@@ -9,7 +9,6 @@
 #include "base/clock.h"
 #include "base/virtual_ranks.h"
 #include "data/epoch_plan.h"
-#include "data/one_thread.h"
 #include "data/prefetcher.h"
 
 namespace lockstep::detail {
@@ -30,6 +29,7 @@ struct LoaderPosition {
   bool complete = false;
   LoaderBase::BatchShare share = {};
   LoaderStats stats = {};
+  std::weak_ptr<const void> loader = {};  ///< whose batches may train; empty: they evaluate
 };
 
 /// A pass over batches of any type: makes them ahead of time, and yields them in order.

@@ -1,4 +1,4 @@
-#include "data/one_thread.h"
+#include "data/prefetcher.h"
 
 #include <ATen/Parallel.h>
 #include <dlfcn.h>

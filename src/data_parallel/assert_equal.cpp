@@ -6,7 +6,7 @@
 #include <lockstep/assert_equal.h>
 #include <lockstep/error.h>
 
-#include "base/first_difference.h"
+#include "base/text.h"
 #include "data_parallel/divergence.h"
 #include "rank_page/operation_label.h"
 

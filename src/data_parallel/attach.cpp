@@ -5,10 +5,11 @@
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
 
-#include "base/counted.h"
 #include "base/loop_begin.h"
 #include "base/rank_names.h"
 #include "base/shared_weights.h"
+#include "base/state_in_use.h"
+#include "base/text.h"
 #include "base/weights_set.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"
@@ -112,6 +113,7 @@ Replica::State::State(std::unique_ptr<Source> from, const Group& in, Distributed
   attach(std::move(from));
   watch_.emplace([this] {
     loop_begins();
+    note_backward();
     if (const std::string gone = attached.left_behind(); !gone.empty()) reducer->fail(gone);
     attached.watch_strangers();
   });

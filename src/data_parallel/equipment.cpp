@@ -10,8 +10,7 @@
 #include <lockstep/observer.h>
 #include <lockstep/replica.h>
 
-#include "base/counted.h"
-#include "base/first_difference.h"
+#include "base/text.h"
 #include "collectives/group_state.h"
 #include "data_parallel/gradient_norm.h"
 #include "data_parallel/replica_state.h"

@@ -5,9 +5,9 @@
 
 #include <ATen/ATen.h>
 
-#include "base/first_difference.h"
 #include "base/rank_names.h"
 #include "base/shared_weights.h"
+#include "base/text.h"
 #include "collectives/storages.h"
 #include "rank_page/rank_board.h"
 

@@ -11,6 +11,8 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include <lockstep/kept_memory.h>
+
 #include "base/mutex.h"
 #include "data_parallel/block_cache.h"
 #include "data_parallel/heap.h"
@@ -139,6 +141,15 @@ void TensorMemory::release() {
   const MutexLock lock(all.mutex);
   if (all.on) all.cache.release();
   if (all.heap) ::malloc_trim(0);
+}
+
+KeptMemory::KeptMemory() : memory_(std::make_unique<TensorMemory>(/*keep=*/true)) {}
+KeptMemory::~KeptMemory() = default;
+KeptMemory::KeptMemory(KeptMemory&&) noexcept = default;
+KeptMemory& KeptMemory::operator=(KeptMemory&&) noexcept = default;
+
+void KeptMemory::end_step() {
+  if (memory_) memory_->end_step();
 }
 
 }  // namespace lockstep

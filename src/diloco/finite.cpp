@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "base/text.h"
 #include "collectives/coalesced.h"
 #include "rank_page/operation_label.h"
 
@@ -44,6 +45,18 @@ std::string outer_problem(const std::string& parameter, int64_t step, const DiLo
          << ": give less, such as 0.7 and 0.9";
   text << ", and resume from a checkpoint, or start anew";
   return text.str();
+}
+
+std::string EmptyRounds::note(int64_t round, bool is_empty, int64_t most) {
+  is_empty ? rounds.push_back(round) : rounds.clear();
+  if (std::ssize(rounds) < most) return "";
+  std::string list;
+  for (const int64_t one : rounds) list += (list.empty() ? "" : one == round ? " and " : ", ") + std::to_string(one);
+  return "DiLoCo: the parameters of all machines were not finite in " +
+         counted(std::ssize(rounds), "round", "rounds in a row") + ", " + list +
+         ", so nothing is learned any more, and max_nonfinite_rounds is " + std::to_string(rounds.size()) +
+         "; lower the learning rate, clip gradients, or give the model NonFinitePolicy::kSkip, and resume from an "
+         "earlier checkpoint, or start anew";
 }
 
 void average_finite_buffers(const Machines& machines, const NamedTensors& buffers) {

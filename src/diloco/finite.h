@@ -22,6 +22,14 @@ std::optional<size_t> first_not_finite(const std::vector<at::Tensor>& parameters
 std::string outer_problem(const std::string& parameter, int64_t step, const DiLoCoOptions& options,
                           const Machines& machines);
 
+/// The last rounds, in a row, in which the parameters of no machine were finite. The same on all machines.
+struct EmptyRounds {
+  std::vector<int64_t> rounds;
+
+  /// Returns why nothing is learned any more, if `round` is the last of `most` of them; else "".
+  std::string note(int64_t round, bool is_empty, int64_t most);
+};
+
 /// Sets the floating-point buffers of all ranks to the mean over the machines whose first ranks have only finite ones.
 /// Warns of the others; without any machine they stay as they are. Every rank calls it.
 void average_finite_buffers(const Machines& machines, const NamedTensors& buffers);

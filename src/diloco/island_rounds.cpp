@@ -3,16 +3,18 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/jit/serialization/pickle.h>
 
 #include <lockstep/error.h>
 
 #include "base/hash.h"
 #include "base/weights_set.h"
+#include "collectives/cause.h"
 #include "collectives/coalesced.h"
 #include "collectives/storages.h"
 #include "data_parallel/divergence.h"
+#include "diloco/buffer_average.h"
 #include "diloco/rounds.h"
+#include "diloco/state_bytes.h"
 #include "diloco/wire_format.h"
 
 // Rounds among machines that come and go, under `lockstep run --islands`. The hub (hosts/round_hub.h) collects the
@@ -25,26 +27,28 @@ namespace lockstep {
 namespace {
 
 using diloco::OuterFragment;
-using TensorsByName = c10::Dict<std::string, at::Tensor>;
 
 /// Of a whole outer state in floats: the copy, two of an optimizer like Adam, what rounding lost, and its mean.
 constexpr int64_t kMostInAState = 5 * sizeof(float);
 
-std::string bytes_of(const StateDict& state) {
-  TensorsByName all;
-  for (const auto& item : state) all.insert(item.key(), item.value());
-  const std::vector<char> bytes = torch::jit::pickle_save(c10::IValue(all));
-  return {bytes.begin(), bytes.end()};
-}
-
-StateDict state_of_bytes(const std::string& bytes) {
-  const c10::IValue all = torch::jit::pickle_load(std::vector<char>(bytes.begin(), bytes.end()));
-  StateDict state;
-  for (const auto& item : all.toGenericDict()) state.insert(item.key().toStringRef(), item.value().toTensor());
-  return state;
-}
-
 std::string name_of_other(size_t i) { return "other." + std::to_string(i); }
+
+std::vector<int64_t> numbers_of(const StateDict& state, const std::string& name) {
+  const at::Tensor* const found = state.find(name);
+  if (found == nullptr || found->scalar_type() != at::kLong || found->dim() != 1)
+    throw Error("DiLoCo: the outer state of another machine has no `" + name +
+                "`; give all machines the same Lockstep");
+  return {found->const_data_ptr<int64_t>(), found->const_data_ptr<int64_t>() + found->numel()};
+}
+
+/// Throws Error unless a state has a tensor like `own`, which is the `i`th that is not trained.
+void check_other(const StateDict& state, size_t i, const at::Tensor& own) {
+  const at::Tensor* const found = state.find(name_of_other(i));
+  if (found != nullptr && found->sizes() == own.sizes() && found->scalar_type() == own.scalar_type()) return;
+  throw Error(
+      "DiLoCo: the outer state of another machine has other frozen parameters or buffers than this one's model; "
+      "give all machines the same model");
+}
 
 }  // namespace
 
@@ -52,11 +56,12 @@ class DiLoCo::State::AmongIslands {
  public:
   explicit AmongIslands(State& state) : s_(state) {}
   bool step();
-  void finish();
+  void finish(bool leaves);
 
  private:
   /// Gets the outer state of another machine, or gives its own to all.
   void join_islands();
+  void check_has_not_left(const char* call) const;
   void take_place(const diloco::Islands::Joined& joined);
   /// Returns whether it has missed the round that it wanted to contribute to, and keeps what it has learned.
   bool island_round();
@@ -77,6 +82,7 @@ class DiLoCo::State::AmongIslands {
   }
   int64_t half_a_round() const { return std::max<int64_t>(1, s_.options_.sync_every / 2); }
   diloco::Islands::Turn& turn() const { return s_.islands_->turn; }
+  const NamedTensors& buffers() const { return s_.model_.attached.buffers(); }
   OuterFragment& fragment() const { return s_.fragments_.front(); }
 
   State& s_;
@@ -91,25 +97,26 @@ void DiLoCo::State::check_for_islands() const {
   TORCH_CHECK(options_.overlap_steps == 0, name, " supports overlap_steps = 0 only, and it is ", options_.overlap_steps,
               "; leave overlap_steps out, or --islands");
   const OuterFragment& fragment = fragments_.front();
-  const int64_t round = diloco::encoded_bytes(options_.wire, fragment.slice()) * machines_.slices() * islands_->count();
+  const int64_t round = (diloco::encoded_bytes(options_.wire, fragment.slice()) * machines_.slices() +
+                         diloco::bytes_of_buffers(model_.attached.buffers())) *
+                        islands_->count();
   int64_t state = fragment.slice() * machines_.slices() * kMostInAState;
   for (const at::Tensor& other : others()) state += static_cast<int64_t>(other.nbytes());
   TORCH_CHECK(std::max(round, state) < static_cast<int64_t>(hub::kMostBytes), name,
               " sends messages of at most 3.75 GiB; the outer state of this model may take ", state,
               " bytes, and a round of all machines ", round, "; train a smaller model, or leave --islands out");
-  if (machines_.here().rank() != 0) return;
-  const auto& buffers = model_.attached.buffers();
-  if (std::any_of(buffers.begin(), buffers.end(), [](const auto& one) { return one.second.is_floating_point(); }))
-    TORCH_WARN(name, " does not average buffers: each machine keeps its own, such as the statistics of a BatchNorm");
 }
 
 bool DiLoCo::State::step_among_islands() { return AmongIslands(*this).step(); }
-void DiLoCo::State::finish_among_islands() { AmongIslands(*this).finish(); }
+void DiLoCo::State::finish_among_islands(bool leaves) { AmongIslands(*this).finish(leaves); }
 
 uint64_t DiLoCo::State::AmongIslands::model_and_options() const {
-  std::string text = s_.described() + std::to_string(s_.machines_.slices());
+  std::string text = s_.described() + std::to_string(s_.machines_.slices()) + " of " +
+                     std::to_string(s_.options_.max_nonfinite_rounds);
   for (const std::string& name : s_.names_) text += '\n' + name;
   for (const auto& [name, tensor] : s_.model_.attached.trained()) text += ' ' + std::to_string(tensor.numel());
+  for (const auto& [name, buffer] : buffers())
+    text += '\n' + name + ' ' + toString(buffer.scalar_type()) + ' ' + std::to_string(buffer.numel());
   Hash hash;
   hash.add(text);
   return hash.value();
@@ -118,21 +125,30 @@ uint64_t DiLoCo::State::AmongIslands::model_and_options() const {
 void DiLoCo::State::AmongIslands::give_state() const {
   StateDict state = fragment().state_dict();
   const auto others = s_.others();
+  state.insert("empty_rounds", at::tensor(s_.empty_rounds_.rounds, at::kLong));
   if (s_.machines_.here().rank() == 0)
     for (size_t i = 0; i < others.size(); ++i) state.insert(name_of_other(i), others[i].detach().cpu());
-  s_.islands_->give(s_.stats.rounds, bytes_of(state));
+  s_.islands_->give(s_.stats.rounds, diloco::bytes_of_state(state));
 }
 
 void DiLoCo::State::AmongIslands::take_state(const std::string& bytes) {
   const at::NoGradGuard no_grad;
-  const StateDict state = state_of_bytes(s_.islands_->slice_of(bytes));
-  fragment().check(state);
-  fragment().load_state_dict(state);
+  const auto others = s_.others();
+  const std::string problem = failure_of([&] {
+    const StateDict state = diloco::state_of_bytes(s_.islands_->slice_of(bytes));
+    fragment().check(state);
+    if (s_.machines_.here().rank() == 0)
+      for (size_t i = 0; i < others.size(); ++i) check_other(state, i, others[i]);
+    fragment().load_state_dict(state);
+    s_.empty_rounds_.rounds = numbers_of(state, "empty_rounds");
+    if (s_.machines_.here().rank() == 0)
+      for (size_t i = 0; i < others.size(); ++i) others[i].detach().copy_(state[name_of_other(i)]);
+  });
+  // Each rank has read a slice of its own.
+  for (const std::string& one : s_.machines_.here().all_gather_bytes(problem))
+    if (!one.empty()) throw Error(one);
   // What rounding lost was the other machine's.
   if (fragment().rest().defined()) fragment().rest().zero_();
-  const auto others = s_.others();
-  if (s_.machines_.here().rank() == 0)
-    for (size_t i = 0; i < others.size(); ++i) others[i].detach().copy_(state[name_of_other(i)]);
   if (!others.empty() && s_.machines_.here().world_size() > 1) broadcast_weights(s_.machines_.here(), others, 0);
 }
 
@@ -209,25 +225,33 @@ void DiLoCo::State::AmongIslands::apply(const diloco::IslandRound& round, bool w
   s_.stats.rounds = round.number;
   s_.stats.took_part.assign(static_cast<size_t>(s_.islands_->count()), false);
   const int64_t slice = fragment().slice(), message = diloco::encoded_bytes(s_.options_.wire, slice);
+  const int64_t all_slices = message * s_.machines_.slices();
+  const int64_t expected = all_slices + diloco::bytes_of_buffers(buffers());
   std::vector<double> sums(static_cast<size_t>(slice));
+  diloco::BufferAverage average(buffers());
   std::vector<float> decoded(sums.size());
   for (const auto& [island, slices] : round.sent) {
-    if (static_cast<int64_t>(slices.size()) != message * s_.machines_.slices())
+    if (static_cast<int64_t>(slices.size()) != expected)
       throw Error("DiLoCo: machine " + std::to_string(island) + " has sent " + std::to_string(slices.size()) +
-                  " bytes in round " + std::to_string(round.number) + ", and " +
-                  std::to_string(message * s_.machines_.slices()) +
+                  " bytes in round " + std::to_string(round.number) + ", and " + std::to_string(expected) +
                   " were expected; give all machines the same Lockstep");
     s_.stats.took_part.at(static_cast<size_t>(island)) = true;
     ++s_.stats.rounds_by_machine.at(static_cast<size_t>(island));
     const auto* const from = reinterpret_cast<const uint8_t*>(slices.data()) + s_.machines_.here().rank() * message;
     diloco::decode(s_.options_.wire, from, slice, decoded.data());
     for (size_t i = 0; i < sums.size(); ++i) sums[i] += decoded[i];
+    if (!average.add(slices.substr(static_cast<size_t>(all_slices))))
+      warn(" hears in round " + std::to_string(round.number) + " that machine " + std::to_string(island) +
+           " has buffers that are not finite: they are left out of the average");
   }
+  s_.problem_ = s_.empty_rounds_.note(round.number, round.sent.empty(), s_.options_.max_nonfinite_rounds);
+  if (!s_.problem_.empty()) throw Error(s_.problem_);
   if (round.sent.empty()) return;
   const at::Tensor mean = at::empty({slice});
   for (size_t i = 0; i < sums.size(); ++i)
     mean.data_ptr<float>()[i] = static_cast<float>(sums[i] / static_cast<double>(round.sent.size()));
   if (was_sent) {
+    average.set();
     fragment().step(mean);
     s_.write(/*fragment=*/0, /*keep=*/0);
     return;
@@ -259,17 +283,18 @@ bool DiLoCo::State::AmongIslands::island_round() {
     warn(" was left out of the round of step " + std::to_string(s_.stats.steps) +
          ": its parameters were not finite; it continues from the outer copy");
   const std::string message = is_finite ? encoded(own, rest_before) : "";
+  const std::string more = is_finite && s_.machines_.here().rank() == 0 ? diloco::buffer_bytes(buffers()) : "";
   const auto start = std::chrono::steady_clock::now();
   std::string text;
   const auto rounds = s_.islands_->contribute({.round = s_.stats.rounds + 1,
                                                .step = s_.stats.steps,
                                                .takes_part = is_finite,
                                                .outer = hash_of(fragment().copy())},
-                                              message, text);
+                                              message, more, text);
   s_.stats.wait_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   bool took_part = false;
   apply_all(rounds, took_part);
-  if (took_part) s_.stats.bytes_sent += static_cast<int64_t>(message.size());
+  if (took_part) s_.stats.bytes_sent += static_cast<int64_t>(message.size() + more.size());
   if (!took_part && rest_before.defined()) {
     const at::NoGradGuard no_grad;
     fragment().rest().copy_(rest_before);
@@ -297,11 +322,15 @@ void DiLoCo::State::AmongIslands::follow() {
   fragment().set_sent_at(s_.stats.steps);
 }
 
-bool DiLoCo::State::AmongIslands::step() {
+void DiLoCo::State::AmongIslands::check_has_not_left(const char* call) const {
   if (s_.islands_->has_left())
-    throw Error(
-        "DiLoCo: step() after finish(), by which this machine has left the rounds of `lockstep run --islands`; call "
-        "finish() once, at the end");
+    throw Error(std::string("DiLoCo: ") + call +
+                "() after finish(), by which this machine has left the rounds of `lockstep run --islands`; call "
+                "finish() once, at the end, and synchronise() before");
+}
+
+bool DiLoCo::State::AmongIslands::step() {
+  check_has_not_left("step");
   ++s_.stats.steps;
   if (!s_.islands_->is_in()) {
     join_islands();
@@ -312,15 +341,18 @@ bool DiLoCo::State::AmongIslands::step() {
   return true;
 }
 
-void DiLoCo::State::AmongIslands::finish() {
-  if (s_.islands_->has_left()) return;
+void DiLoCo::State::AmongIslands::finish(bool leaves) {
+  if (leaves && s_.islands_->has_left()) return;
+  check_has_not_left("synchronise");
   if (!s_.islands_->is_in()) join_islands();
   // One that is late tries again: the others' next round has room for it.
   constexpr int kMost = 8;
   bool missed = s_.stats.steps > turn().repeats_until && fragment().sent_at() != s_.stats.steps;
   for (int i = 0; i < kMost && missed; ++i) missed = island_round();
-  if (missed) warn(" is late for the last " + std::to_string(kMost) + " rounds: what it has learned since is lost");
-  s_.islands_->leave();
+  if (missed)
+    warn(" is late for the last " + std::to_string(kMost) + " rounds: what it has learned since is " +
+         (leaves ? "lost" : "in the next one"));
+  if (leaves) s_.islands_->leave();
 }
 
 }  // namespace lockstep

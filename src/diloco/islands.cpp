@@ -28,7 +28,7 @@ IslandRound read_round(std::string_view body) {
   round.number = hub::take<int64_t>(body);
   round.giver = hub::take<int32_t>(body);
   const auto count = hub::take<int32_t>(body);
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < count && !body.empty(); ++i) {
     const auto island = hub::take<int32_t>(body);
     round.sent[island] = hub::take_bytes(body);
   }
@@ -111,7 +111,8 @@ std::string Islands::slice_of(const std::string& state) const {
   return std::string(hub::take_bytes(rest));
 }
 
-std::vector<IslandRound> Islands::contribute(const Contribution& own, const std::string& own_slice, std::string& text) {
+std::vector<IslandRound> Islands::contribute(const Contribution& own, const std::string& own_slice,
+                                             const std::string& more, std::string& text) {
   const OperationLabel label("a round of DiLoCo");
   std::string head;
   hub::put(head, own.outer);
@@ -127,7 +128,7 @@ std::vector<IslandRound> Islands::contribute(const Contribution& own, const std:
     hub::put(body, own.step);
     hub::put(body, static_cast<uint8_t>(own.takes_part ? 1 : 0));
     hub::put(body, outer);
-    const auto results = client_->contribute(body + numbers);
+    const auto results = client_->contribute(body + numbers + more);
     return put_together({results.begin(), results.end()});
   });
   std::vector<IslandRound> rounds = read_rounds(text);

@@ -18,7 +18,7 @@ namespace lockstep::diloco {
 struct IslandRound {
   int64_t number = 0;
   int giver = -1;                        ///< the island that is to give its state after this round; -1: none
-  std::map<int, std::string_view> sent;  ///< by those that took part: all slices, one after the other
+  std::map<int, std::string_view> sent;  ///< by those that took part: all slices, one after the other, and more
 };
 
 /// This machine among others that come and go. Its first rank speaks with the hub; all ranks of the machine make all
@@ -61,7 +61,9 @@ class Islands {
 
   /// Results that this machine has missed, or else that of the round to which it contributes. Empty: the machine is
   /// out, and has to join() again. `text`: outlives the result.
-  std::vector<IslandRound> contribute(const Contribution& own, const std::string& own_slice, std::string& text);
+  /// `more`: what the machine contributes besides its slices, of which only the first rank's counts.
+  std::vector<IslandRound> contribute(const Contribution& own, const std::string& own_slice, const std::string& more,
+                                      std::string& text);
   /// The results that have come; is_in() tells whether the machine is out.
   std::vector<IslandRound> results(std::string& text);
   /// Until the next join().

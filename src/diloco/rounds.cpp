@@ -45,6 +45,11 @@ std::string describe(const DiLoCoOptions& options) {
   return text.str();
 }
 
+/// Not part of describe(): a run may be resumed with another limit.
+std::string max_nonfinite_line(const DiLoCoOptions& options) {
+  return "max_nonfinite_rounds " + std::to_string(options.max_nonfinite_rounds) + '\n';
+}
+
 void check(const DiLoCoOptions& options, size_t parameters) {
   TORCH_CHECK(options.sync_every >= 1, "DiLoCoOptions: sync_every is ", options.sync_every,
               "; it is a number of steps, at least 1");
@@ -63,6 +68,8 @@ void check(const DiLoCoOptions& options, size_t parameters) {
               "; it must be above 0 and finite");
   TORCH_CHECK(options.outer_momentum >= 0 && options.outer_momentum < 1, "DiLoCoOptions: outer_momentum is ",
               options.outer_momentum, "; it must be at least 0 and below 1");
+  TORCH_CHECK(options.max_nonfinite_rounds >= 1, "DiLoCoOptions: max_nonfinite_rounds is ",
+              options.max_nonfinite_rounds, "; it is a number of rounds, at least 1");
 }
 
 void check(const NamedTensors& parameters) {
@@ -78,8 +85,9 @@ std::vector<std::vector<size_t>> checked_fragments(const Group& group, const Rep
                                                    const DiLoCoOptions& options) {
   const OperationLabel label("making a DiLoCo");
   const bool is_claimed = diloco::Claim::exists(model.alive.get());
-  check_same_on_all_ranks(
-      group, "option", describe(options) + (is_claimed ? "a model that has a DiLoCo" : "a model without one") + '\n');
+  check_same_on_all_ranks(group, "option",
+                          describe(options) + max_nonfinite_line(options) +
+                              (is_claimed ? "a model that has a DiLoCo" : "a model without one") + '\n');
   TORCH_CHECK(
       !is_claimed,
       "DiLoCo: the model already has a DiLoCo, and both would move its parameters; destroy the other one first");
@@ -270,6 +278,8 @@ void DiLoCo::State::end_round(Round& round, double keep) {
   const Outcome outcome = outcome_of(round);
   if (!outcome.error.empty()) throw Error(outcome.error);
   count(outcome, round.sent_at);
+  problem_ = empty_rounds_.note(stats.rounds, !any(outcome.took_part), options_.max_nonfinite_rounds);
+  if (!problem_.empty()) throw Error(problem_);
   if (!any(outcome.took_part)) return;
   if (round.exchange) fragments_[round.fragment].step(round.exchange->mean());
   write(round.fragment, keep);
@@ -317,10 +327,10 @@ bool DiLoCo::State::step() {
   return has_set;
 }
 
-void DiLoCo::State::finish() {
+void DiLoCo::State::finish(bool leaves) {
   check_usable();
   note_frozen();
-  if (islands_) return finish_among_islands();
+  if (islands_) return finish_among_islands(leaves);
   while (!under_way_.empty()) {
     Round round = std::move(under_way_.front());
     under_way_.pop_front();

@@ -12,6 +12,7 @@
 #include "data_parallel/replica_state.h"
 #include "diloco/claim.h"
 #include "diloco/exchange.h"
+#include "diloco/finite.h"
 #include "diloco/islands.h"
 #include "diloco/machines.h"
 #include "diloco/outer_fragment.h"
@@ -28,7 +29,8 @@ struct DiLoCo::State {
   State(Replica& of, const Group& group, DiLoCoOptions given);
 
   bool step();
-  void finish();
+  /// `leaves`: nothing follows.
+  void finish(bool leaves);
   StateDict state_dict();
   void load_state_dict(const StateDict& state);
   void load_from_ranks(const std::vector<StateDict>& ranks);
@@ -66,7 +68,7 @@ struct DiLoCo::State {
   /// The rounds among machines that come and go (island_rounds.cpp).
   class AmongIslands;
   bool step_among_islands();
-  void finish_among_islands();
+  void finish_among_islands(bool leaves);
   void check_for_islands() const;
   /// Parameters that are not trained, and buffers.
   std::vector<at::Tensor> others() const;
@@ -91,7 +93,8 @@ struct DiLoCo::State {
   std::vector<diloco::OuterFragment> fragments_;
   std::vector<std::optional<int32_t>> frozen_;  ///< by fragment: a parameter that a step saw frozen
   std::deque<Round> under_way_;
-  int64_t saved_at_ = 0;                      ///< the step of the last state_dict()
+  int64_t saved_at_ = 0;  ///< the step of the last state_dict()
+  diloco::EmptyRounds empty_rounds_;
   std::string problem_;                       ///< why no round is possible any more; empty: they are
   std::unique_ptr<diloco::Islands> islands_;  ///< null without `lockstep run --islands`
 };

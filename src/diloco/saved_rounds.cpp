@@ -199,6 +199,7 @@ void DiLoCo::State::load_state_dict(const StateDict& state) {
   under_way_ = std::move(rounds);
   frozen_.assign(fragments_.size(), std::nullopt);
   problem_.clear();
+  empty_rounds_ = {};
   stats.steps = steps;
   stats.rounds = islands_ ? number(state, "island_round") : stats.rounds;
   if (islands_) islands_->pause();  // step() gets the outer state that the other machines have now

@@ -7,9 +7,9 @@
 
 #include <ATen/ATen.h>
 
-#include "base/counted.h"
 #include "base/error.h"
 #include "base/mutex.h"
+#include "base/text.h"
 #include "checkpoint/sliced_memory.h"
 #include "collectives/group_state.h"
 #include "rank_page/operation_label.h"
@@ -47,7 +47,7 @@ void check_subtrees(const Group& all, int first, int ranks_here, int rank_here) 
 MachineGroups::MachineGroups(const Group& group, std::string nonce)
     : all_(group),
       nonce_(std::move(nonce)),
-      memory_(dynamic_cast<MachineMemory*>(state_of(group).backend.get())),
+      memory_(machine_memory_of(group)),
       ranks_here_(memory_ != nullptr ? memory_->ranks_here() : 1),
       rank_here_(memory_ != nullptr ? memory_->rank_here() : 0) {
   const OperationLabel label("the groups of a FullyShardedDataParallel");

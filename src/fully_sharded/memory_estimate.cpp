@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <unordered_set>
 
 #include <lockstep/sharded_unit.h>
 
 #include "base/shared_segment.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {
@@ -39,9 +39,7 @@ class Counted {
 };
 
 std::string mebibytes(int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.0f MiB", std::ceil(static_cast<double>(bytes) / (1 << 20)));
-  return text;
+  return formatted("%.0f MiB", std::ceil(static_cast<double>(bytes) / (1 << 20)));
 }
 
 }  // namespace
@@ -86,15 +84,11 @@ std::vector<MemoryNeed> estimate_memory(const torch::nn::Module& module, const M
 
 std::string memory_table(const std::vector<MemoryNeed>& needs, int64_t available_bytes) {
   const int64_t available = available_bytes >= 0 ? available_bytes : static_cast<int64_t>(available_memory_bytes());
-  char line[160];
-  std::snprintf(line, sizeof line, "%-32s%14s%14s%14s\n", "", "each rank", "shared", "machine");
-  std::string table = line;
-  for (const MemoryNeed& need : needs) {
-    std::snprintf(line, sizeof line, "%-32s%14s%14s%14s  %s\n", need.name.c_str(), mebibytes(need.rank_bytes).c_str(),
-                  mebibytes(need.shared_bytes).c_str(), mebibytes(need.machine_bytes).c_str(),
-                  need.machine_bytes <= available ? "fits" : "too much");
-    table += line;
-  }
+  std::string table = formatted("%-32s%14s%14s%14s\n", "", "each rank", "shared", "machine");
+  for (const MemoryNeed& need : needs)
+    table += formatted("%-32s%14s%14s%14s  %s\n", need.name.c_str(), mebibytes(need.rank_bytes).c_str(),
+                       mebibytes(need.shared_bytes).c_str(), mebibytes(need.machine_bytes).c_str(),
+                       need.machine_bytes <= available ? "fits" : "too much");
   return table + "available here: " + mebibytes(available) +
          "; LibTorch itself takes about 100 MiB of it for each rank\n";
 }

@@ -9,9 +9,9 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
 
-#include "base/decimal.h"
 #include "base/error.h"
-#include "base/first_difference.h"
+#include "base/state_in_use.h"
+#include "base/text.h"
 #include "checkpoint/sliced_memory.h"
 #include "fully_sharded/told_to_all.h"
 #include "optim/local_step.h"
@@ -151,6 +151,7 @@ void PartStep::step() {
   agree();
   states_.flatten(*optimizer_);
   own_->step();
+  note_optimizer_in_use(optimizer_, events_.token);
   events_.after();
 }
 

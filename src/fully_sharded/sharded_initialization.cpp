@@ -2,9 +2,9 @@
 
 #include <malloc.h>
 
-#include "fully_sharded/early_unit.h"
 #include "fully_sharded/found_units.h"
 #include "fully_sharded/told_to_all.h"
+#include "fully_sharded/unit.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep {

@@ -4,13 +4,14 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
-#include "base/first_difference.h"
 #include "base/loop_begin.h"
+#include "base/state_in_use.h"
+#include "base/text.h"
 #include "collectives/group_state.h"
-#include "fully_sharded/early_unit.h"
 #include "fully_sharded/module_gradients.h"
 #include "fully_sharded/part_gradients.h"
 #include "fully_sharded/told_to_all.h"
+#include "fully_sharded/unit.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 #include "reducer/reduction_plan.h"
@@ -205,6 +206,7 @@ void FullySharded::State::backward_begins() {
   backward_.phase = Phase::kBackward;
   ++backward_.number;
   loop_begins();
+  note_backward();
   at_end_of_outermost_backward(
       {.finished =
            [state = shared_from_this()] { state->telling("the end of a backward", [&] { state->backward_ended(); }); },

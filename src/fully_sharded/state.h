@@ -9,6 +9,7 @@
 #include <lockstep/fully_sharded_data_parallel.h>
 
 #include "data_parallel/tensor_memory.h"
+#include "fully_sharded/contents.h"
 #include "fully_sharded/edit_check.h"
 #include "fully_sharded/failure_watch.h"
 #include "fully_sharded/found_units.h"
@@ -16,7 +17,6 @@
 #include "fully_sharded/gradient_parts.h"
 #include "fully_sharded/machine_groups.h"
 #include "fully_sharded/part_gradients.h"
-#include "fully_sharded/part_states.h"
 #include "fully_sharded/unit.h"
 #include "fully_sharded/use_check.h"
 #include "reducer/gradient_hook.h"
@@ -63,14 +63,10 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   /// Accepts the present gradients in the parts.
   void accept_gradients() { fully_sharded::mark_gradients(units_); }
   void after_step();
-  /// Calls `visit` on rank 0 with each parameter of the module, gathered unit by unit.
+  /// Throws on all ranks unless all are at this call of this model, between two backwards.
   /// REQUIRES: every rank calls it.
-  void read_all(const char* call, const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
-  StateDict state_in_slices();
-  /// For an optimizer of the parts.
-  fully_sharded::PartStates::Places part_places();
-  std::vector<detail::ElementRange> elements_to_load(const StateDict& state) const;
-  void load_state_dict(const StateDict& state);
+  void meet_before(const std::string& call);
+  fully_sharded::Contents contents() { return {*module_, *groups_, units_, edits_, gathering_}; }
   FullyShardedStats stats() const;
 
  private:
@@ -94,8 +90,6 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   void backward_reaches(Use& use);
   void backward_begins();
   void note_trouble(const std::string& trouble);
-  /// Throws on all ranks unless all are at this call of this model.
-  void meet_before(const std::string& call);
   void finish_open();
   void backward_ended();
 

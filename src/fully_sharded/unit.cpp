@@ -35,7 +35,14 @@ Unit::Unit(std::string name, const NamedTensors& parameters, const MachineGroups
     one.part.set_requires_grad(tensor.requires_grad());
     parameters_.push_back(std::move(one));
   }
-  adopt_initial_values();
+  {
+    const OperationLabel label("the parameters of a unit");
+    const at::Tensor initial = at::zeros({this->elements()}, dtype_);
+    if (groups_.all().rank() == 0)
+      for (const Parameter& parameter : parameters_) view(initial, parameter).copy_(parameter.tensor);
+    groups_.all().broadcast(initial);
+    set_from(initial);
+  }
   if (!stays_gathered) storage_ = empty_storage(bytes());
   move_parameters_to(stays_gathered ? whole_.storage() : storage_);
   if (!stays_gathered) close();
@@ -80,15 +87,6 @@ Unit::~Unit() {
     } catch (const std::exception&) {  // no memory: it stays in place, which keeps the unit's memory alive
     }
   }
-}
-
-void Unit::adopt_initial_values() {
-  const OperationLabel label("the parameters of a unit");
-  const at::Tensor memory = at::zeros({elements()}, dtype_);
-  if (groups_.all().rank() == 0)
-    for (const Parameter& parameter : parameters_) view(memory, parameter).copy_(parameter.tensor);
-  groups_.all().broadcast(memory);
-  set_from(memory);
 }
 
 void Unit::set_from(const at::Tensor& memory) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -7,6 +9,7 @@
 #include <c10/core/Storage.h>
 
 #include <lockstep/named_tensors.h>
+#include <lockstep/sharded_unit.h>
 
 #include "fully_sharded/machine_groups.h"
 #include "fully_sharded/unit_layout.h"
@@ -84,7 +87,6 @@ class Unit {
   void set_from(const at::Tensor& memory);
 
  private:
-  void adopt_initial_values();
   void move_parameters_to(const c10::Storage& storage);
   void close_with(const std::string& why);
 
@@ -100,3 +102,13 @@ class Unit {
 };
 
 }  // namespace lockstep::fully_sharded
+
+namespace lockstep::detail {
+
+/// State that a ShardedInitialization leaves in a layer until a FullyShardedDataParallel takes it.
+struct EarlyUnit {
+  std::shared_ptr<const fully_sharded::MachineGroups> groups;
+  fully_sharded::Unit unit;
+};
+
+}  // namespace lockstep::detail

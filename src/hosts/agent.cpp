@@ -10,7 +10,6 @@
 #include "hosts/connect.h"
 #include "hosts/keep_states.h"
 #include "hosts/link_process.h"
-#include "hosts/machine_memory.h"
 #include "hosts/reported_team.h"
 #include "hosts/workplace.h"
 #include "launch/launch_error.h"

@@ -22,6 +22,8 @@ struct AgentOptions {
   int slots = 0;
   std::string command;
   bool encrypt = false;  ///< a coordinator that does not encrypt refuses it
+
+  std::string join_name;  ///< of a machine that joins a run of --islands; empty: it was started by it
 };
 
 /// Runs one machine's ranks for a coordinator elsewhere: connects to it, starts the ranks that it orders, forwards

@@ -44,6 +44,13 @@ std::unique_ptr<Channel> shake_hands(FileDescriptor socket, const Tls& tls, cons
   return nullptr;
 }
 
+const char* advice(const AgentOptions& options) {
+  if (!options.join_name.empty())
+    return "; the run may have ended, or have another address, which its launcher tells at the start";
+  if (options.by_hand) return "; start `lockstep run` with --node-rank 0 there, and open its port in the firewall";
+  return "; open its port in the firewall, or choose with --interface a network that all machines share";
+}
+
 }  // namespace
 
 std::unique_ptr<Channel> connect_to_coordinator(const AgentOptions& options, const Tls& tls,
@@ -60,13 +67,9 @@ std::unique_ptr<Channel> connect_to_coordinator(const AgentOptions& options, con
       if (auto channel = shake_hands(std::move(socket), tls, endpoint, why)) return channel;
     }
     if (deadline.passed())
-      throw LaunchError(
-          kExitNotStarted,
-          "the coordinator at " + where + " could not be reached within " +
-              std::to_string(options.patience.count() / 1000) + " s: " + why +
-              (options.by_hand ? "; start `lockstep run` with --node-rank 0 there, and open its port in the firewall"
-                               : "; open its port in the firewall, or choose with --interface a "
-                                 "network that all machines share"));
+      throw LaunchError(kExitNotStarted, "the coordinator at " + where + " could not be reached within " +
+                                             std::to_string(options.patience.count() / 1000) + " s: " + why +
+                                             advice(options));
     if (options.by_hand && Clock::now() >= tell_at) {
       std::cerr << "lockstep: waits for the coordinator at " << where << " (" << why << ")\n";
       tell_at += kNoteEvery;

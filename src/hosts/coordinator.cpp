@@ -6,15 +6,15 @@
 #include <filesystem>
 #include <functional>
 
-#include "base/printable.h"
 #include "base/processor.h"
+#include "base/text.h"
 #include "base/version.h"
 #include "hosts/hosts_plan.h"
 #include "hosts/hosts_team.h"
 #include "hosts/keep_states.h"
 #include "hosts/launch_command.h"
 #include "hosts/machine_places.h"
-#include "hosts/program_facts.h"
+#include "hosts/workplace.h"
 #include "launch/launch_error.h"
 #include "launch/process/own_program.h"
 
@@ -156,8 +156,7 @@ void Coordinator::turn(const TeamSetup& setup, Clock::time_point until) {
   });
   lobby_.watch(polled);
   for (Node& node : nodes_) {
-    if (node.channel)
-      polled.add(node.channel->fd(), node.channel->events(), [&node](const pollfd&) { node.channel->act(); });
+    node.watch(polled);
     if (node.process) node.process->watch(polled);
     if (node.channel) until = std::min(until, node.channel->next_beat());
   }
@@ -178,6 +177,7 @@ std::string Coordinator::objection(const Hello& hello, const std::string& comman
   if (hello.protocol != kProtocol || hello.version != library_version())
     return "it runs Lockstep " + printable(hello.version) + ", and the coordinator " + library_version() +
            "; install the same version on all machines";
+  if (hello.joins) return "`lockstep join` is for runs with --islands, and this one has none; start it with --nnodes";
   if (hello.nodes != 0 && hello.nodes != count)
     return "it was started with --nnodes " + std::to_string(hello.nodes) + ", and the coordinator with " +
            std::to_string(count);

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <climits>
 
-#include "base/printable.h"
 #include "base/socket.h"
-#include "hosts/link_address.h"
+#include "base/text.h"
+#include "hosts/start_order.h"
 #include "launch/launch_error.h"
 
 namespace lockstep::hosts {
@@ -53,60 +53,18 @@ HostsTeam::HostsTeam(std::deque<Node>& nodes, Lobby& lobby, int world_size, cons
     relay_.add(number, std::move(relayed));
   }
   for (Node& node : nodes_)
-    if (node.has_ranks()) start_on(node, world_size, setup, restarts, encryption);
-}
-
-/// The encrypted links of `order`.
-void HostsTeam::add_links(Start& order, const std::string& run_id, const std::string& relay) const {
-  std::vector<LinkMachine> machines;
-  for (const Node& node : nodes_)
     if (node.has_ranks())
-      machines.push_back({{node.host.name, node.ready->address, node.ready->link_port}, node.ready->network});
-  order.links = plan_links(machines, order.node, run_id);
-  order.links.start = static_cast<uint32_t>(order.restarts);
-  order.links.relay = relay_among(machines, relay);
-  const int count = static_cast<int>(machines.size());
-  order.address =
-      order.links.machines.empty() ? "127.0.0.1" : LinkAddresses(order.links.first_address, count).text_of(order.node);
-  order.master_port = 0;  // torch's store would listen in the clear
-}
-
-void HostsTeam::start_on(Node& node, int world_size, const TeamSetup& setup, int restarts,
-                         const Encryption& encryption) {
-  const auto has_ranks = [](const Node& one) { return one.has_ranks(); };
-  const Node& first = node_of(0);
-  Start order{.slots = node.host.slots,
-              .first_rank = node.first_rank,
-              .world_size = world_size,
-              .node = static_cast<int>(std::count_if(nodes_.begin(), nodes_.begin() + node.number, has_ranks)),
-              .nodes = static_cast<int>(std::count_if(nodes_.begin(), nodes_.end(), has_ranks)),
-              .restarts = restarts,
-              .master_address = first.ready->address,
-              .master_port = first.ready->master_port};
-  for (int rank = node.first_rank; node.has_rank(rank); ++rank)
-    if (const auto columns = setup.display.columns_for(rank)) {
-      order.terminal_rank = rank;
-      order.terminal_columns = *columns;
-    }
-  if (encryption.is_on && order.nodes > 1) add_links(order, setup.run_id, encryption.relay);
-  node.channel->send(Kind::kStart, order);
+      node.channel->send(Kind::kStart, start_order(node, nodes_, world_size, setup, restarts, encryption));
 }
 
 const Node& HostsTeam::node_of(int rank) const { return nodes_[node_of_rank_[static_cast<size_t>(rank)]]; }
-
-size_t HostsTeam::check(const Node& node, int rank) {
-  if (!node.has_rank(rank))
-    throw ProtocolError("a message about rank " + std::to_string(rank) + ", which is not there");
-  return static_cast<size_t>(rank);
-}
 
 void HostsTeam::watch(PollSet& polled) {
   lobby_.watch(polled);
   for (Node& node : nodes_) {
     if (node.process && node.process->output_fd() >= 0)
       polled.add(node.process->output_fd(), POLLIN, [this, &node](const pollfd&) { pass_on_output(node); });
-    if (node.channel)
-      polled.add(node.channel->fd(), node.channel->events(), [&node](const pollfd&) { node.channel->act(); });
+    node.watch(polled);
   }
   polled.add_all([&](std::vector<pollfd>& entries) { store_.append_polled(entries); },
                  [this](const pollfd& ready) { store_.handle(ready); });
@@ -174,7 +132,7 @@ void HostsTeam::take(Node& node, const Channel::Message& message) {
     case Kind::kStarted: {
       const Started started = decode<Started>(message.body);
       for (size_t i = 0; i < started.pids.size(); ++i)
-        ranks_[check(node, node.first_rank + static_cast<int>(i))].pid = started.pids[i];
+        ranks_[node.require(node.first_rank + static_cast<int>(i))].pid = started.pids[i];
       return;
     }
     case Kind::kOutput:
@@ -187,7 +145,7 @@ void HostsTeam::take(Node& node, const Channel::Message& message) {
       return take_end(node, decode<Ended>(message.body));
     case Kind::kStore: {
       const Store store = decode<Store>(message.body);
-      check(node, store.rank);
+      node.require(store.rank);
       return relay_.deliver(store.rank, store.bytes);
     }
     case Kind::kFinished:
@@ -213,7 +171,7 @@ void HostsTeam::take(Node& node, const Channel::Message& message) {
 }
 
 void HostsTeam::take_output(Node& node, const Output& output) {
-  Told& told = told_[check(node, output.rank)];
+  Told& told = told_[node.require(output.rank)];
   told.waiting.at(static_cast<size_t>(output.stream) % 2) += output.bytes;
   show(node, output.rank, false);
 }
@@ -233,7 +191,7 @@ void HostsTeam::show(Node& node, int rank, bool all) {
 void HostsTeam::take_pages(Node& node, const Pages& pages) {
   const int64_t ahead_ns = pages.now_ns - Clock::now().time_since_epoch().count();
   for (const Page& page : pages.pages) {
-    check(node, page.rank);
+    node.require(page.rank);
     if (page.bytes.size() != RankPage::kBytes) throw ProtocolError("a page of another size");
     if (board_) board_->page(page.rank).copy_from(page.bytes.data(), ahead_ns);
   }
@@ -258,7 +216,7 @@ void HostsTeam::take_seen(Node& node, const Seen& seen) {
 }
 
 void HostsTeam::take_end(Node& node, const Ended& ended) {
-  const size_t index = check(node, ended.rank);
+  const size_t index = node.require(ended.rank);
   Rank& rank = ranks_[index];
   if (rank.ended) return;
   if (ended.how < 0 || ended.how > static_cast<int>(ProcessEnd::Kind::kNotStarted))
@@ -367,9 +325,7 @@ void HostsTeam::finish() {
   };
   while (!std::all_of(nodes_.begin(), nodes_.end(), is_done) && !deadline.passed()) {
     polled.clear();
-    for (Node& node : nodes_)
-      if (node.channel)
-        polled.add(node.channel->fd(), node.channel->events(), [&node](const pollfd&) { node.channel->act(); });
+    for (Node& node : nodes_) node.watch(polled);
     polled.wait(std::min(deadline.remaining_ms(), 200));
     tick();
   }

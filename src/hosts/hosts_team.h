@@ -4,7 +4,6 @@
 #include <deque>
 #include <utility>
 
-#include "hosts/link_plan.h"
 #include "hosts/lobby.h"
 #include "hosts/node.h"
 #include "hosts/store_relay.h"
@@ -41,12 +40,8 @@ class HostsTeam final : public Team {
     std::array<std::string, 2> waiting;  ///< output for which there was no room
   };
 
-  void start_on(Node& node, int world_size, const TeamSetup& setup, int restarts, const Encryption& encryption);
-  void add_links(Start& order, const std::string& run_id, const std::string& relay) const;
   const Node& node_of(int rank) const;
   Node& node_of(int rank) { return const_cast<Node&>(std::as_const(*this).node_of(rank)); }
-  /// Returns the rank's number within this node. Throws ProtocolError if it is not one of the node's.
-  static size_t check(const Node& node, int rank);
   void take_messages_of(Node& node);
   void take(Node& node, const Channel::Message& message);
   void take_output(Node& node, const Output& output);

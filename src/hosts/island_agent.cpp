@@ -31,6 +31,8 @@ constexpr std::chrono::seconds kReachAgain(10);
 /// For ranks that have been told that the run is over, until they are asked to save and leave, and then until they are
 /// killed.
 constexpr std::chrono::seconds kTimeToHear(4), kTimeToSave(8);
+/// For the coordinator to take the last message.
+constexpr std::chrono::seconds kTimeToTell(2);
 /// Bytes of this machine's under way to the hub, above which no more are taken from the rank.
 constexpr size_t kMostFromRank = 32 << 20;
 
@@ -106,6 +108,8 @@ class IslandAgent {
 
  private:
   void greet(const Deadline& deadline);
+  /// Tells the coordinator, if this machine has joined: it has started no command whose end it would see.
+  void tell_end(int exit_code);
   void turn();
   void poll_once();
   void take(const Channel::Message& message);
@@ -128,19 +132,41 @@ class IslandAgent {
   std::optional<Process> program_;
   Clock::time_point alive_at_ = Clock::now();
   std::string run_dir_;
+  int island_ = options_.node, turn_ = -1;
   std::optional<int> exit_code_;
 };
 
 void IslandAgent::greet(const Deadline& deadline) {
   channel_ = connect_to_coordinator(options_, tls_, settings_, deadline);
-  channel_->send(Kind::kHello, Hello{.version = library_version(), .node = options_.node, .host = host_name()});
+  const bool joins = !options_.join_name.empty();
+  channel_->send(Kind::kHello, Hello{.version = library_version(),
+                                     .node = island_,
+                                     .host = joins ? options_.join_name : host_name(),
+                                     .joins = joins,
+                                     .turn = turn_});
 }
 
 int IslandAgent::run() {
   ::fcntl(listener_.socket.get(), F_SETFL, O_NONBLOCK);
   greet(Deadline(options_.patience));
-  while (!exit_code_) turn();
+  try {
+    while (!exit_code_) turn();
+  } catch (const LaunchError& error) {
+    tell_end(error.exit_code);
+    throw;
+  }
+  tell_end(*exit_code_);
   return *exit_code_;
+}
+
+void IslandAgent::tell_end(int exit_code) {
+  if (options_.join_name.empty() || !channel_->is_open()) return;
+  channel_->send(Kind::kEnded, Ended{.value = exit_code});
+  for (const Deadline deadline(kTimeToTell); channel_->is_open() && channel_->queued() > 0 && !deadline.passed();) {
+    PollSet polled;
+    polled.add(channel_->fd(), channel_->events(), [this](const pollfd&) { channel_->act(); });
+    polled.wait(deadline.remaining_ms());
+  }
 }
 
 void IslandAgent::poll_once() {
@@ -221,6 +247,8 @@ void IslandAgent::take(const Channel::Message& message) {
 }
 
 void IslandAgent::start(const Prepare& order) {
+  island_ = order.island;
+  turn_ = order.turn;
   if (program_) return;  // it has connected again
   std::error_code error;
   std::filesystem::current_path(order.folder, error);
@@ -231,7 +259,7 @@ void IslandAgent::start(const Prepare& order) {
   const FileDescriptor nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   std::vector<std::string> words = {"lockstep"};
   words.insert(words.end(), order.command.begin(), order.command.end());
-  const std::string island = std::to_string(options_.node) + "/" + std::to_string(order.slots) + "@" + listener_.name;
+  const std::string island = std::to_string(island_) + "/" + std::to_string(order.slots) + "@" + listener_.name;
   const EnvironmentBlock here =
       with_variables(environment_here(order.environment, environment_), {"LOCKSTEP_ISLAND=" + island, guard_.mark()});
   program_.emplace(ProcessStart{.program = own_program(),

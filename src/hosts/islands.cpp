@@ -3,17 +3,15 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <memory>
 #include <set>
 
-#include "base/printable.h"
+#include "base/text.h"
 #include "base/version.h"
-#include "hosts/agent_process.h"
 #include "hosts/hosts_plan.h"
+#include "hosts/island_machine.h"
 #include "hosts/launch_command.h"
 #include "hosts/lobby.h"
 #include "hosts/round_hub.h"
@@ -31,15 +29,7 @@ constexpr std::chrono::seconds kOutOfReach(20);
 /// At the end, for agents to end their ranks.
 constexpr std::chrono::seconds kGoodbye(12);
 
-struct Machine {
-  enum class Phase { kRuns, kPauses, kFinished, kGone };
-  Phase phase = Phase::kPauses;
-  std::unique_ptr<AgentProcess> process;
-  int starts = 0;
-  std::deque<Clock::time_point> ends;  ///< within an hour
-  int exit_code = 0;
-  Clock::time_point start_at = Clock::now(), seen = Clock::now();
-};
+using Machine = IslandMachine;
 
 class IslandsRun {
  public:
@@ -53,6 +43,9 @@ class IslandsRun {
   void turn();
   void take_signals();
   void take_arrivals();
+  void join(Arrival arrival);
+  /// Why an agent that the run has started, or that connects again, is refused; empty: it is not.
+  std::string objection(const Hello& hello) const;
   void show(int number);
   void look_at(int number);
   void take_end(int number, int exit_code, const std::string& how);
@@ -60,6 +53,7 @@ class IslandsRun {
   void end(int exit_code, const std::string& why);
   std::optional<int> exit_code() const;
   Machine& machine(int number) { return machines_[static_cast<size_t>(number)]; }
+  const Machine& machine(int number) const { return machines_[static_cast<size_t>(number)]; }
   int count() const { return static_cast<int>(machines_.size()); }
   int counted(Machine::Phase phase) const {
     return static_cast<int>(
@@ -67,7 +61,7 @@ class IslandsRun {
   }
   static void tell(const std::string& text) { std::cerr << "lockstep: " << text << std::endl; }
   std::string name_of(int number) const {
-    return "machine " + std::to_string(number) + " (" + options_.machines.hosts[static_cast<size_t>(number)].name + ")";
+    return "machine " + std::to_string(number) + " (" + printable(machine(number).name) + ")";
   }
 
   const IslandsOptions options_;
@@ -82,6 +76,7 @@ class IslandsRun {
   std::vector<Machine> machines_;
   int signal_ = 0;      ///< that ends the run at once
   bool asked_ = false;  ///< to save and leave
+  bool ends_ = false;
 };
 
 std::string folder_of(const IslandsOptions& options) {
@@ -99,26 +94,44 @@ IslandsRun::IslandsRun(const IslandsOptions& options, const Key& key, const Envi
       rounds_(folder_.path() + "/rounds.jsonl"),
       lobby_(tls_),
       hub_(hub_options()),
-      machines_(options.machines.hosts.size()) {
+      machines_(static_cast<size_t>(options.most)) {
   std::vector<std::string> names;
-  for (const Host& host : options_.machines.hosts) names.push_back(host.name);
+  for (const Host& host : options_.machines.hosts) {
+    machine(static_cast<int>(names.size())).name = host.name;
+    machine(static_cast<int>(names.size())).phase = Machine::Phase::kPauses;
+    names.push_back(host.name);
+  }
+  for (int number = static_cast<int>(names.size()); number < count(); ++number) hub_.give_up(number, false);
   const std::string& interface = options_.machines.interface;
-  lobby_.door().open(interface.empty() ? addresses_towards(names) : std::vector{address_on(interface)}, 0);
+  const std::optional<Endpoint>& rendezvous = options_.machines.rendezvous;
+  const auto addresses = !interface.empty() ? std::vector{address_on(interface)}
+                         : rendezvous       ? addresses_of_rendezvous(rendezvous->host)
+                                            : addresses_towards(names);
+  lobby_.door().open(addresses, rendezvous ? rendezvous->port : 0);
+  if (!options_.key_file.empty())
+    tell("other machines join by: lockstep join --coordinator " + lobby_.door().endpoints().front().text() +
+         " --key-file " + options_.key_file);
   if (!rounds_) throw LaunchError(kExitStorage, "cannot write " + folder_.path() + "/rounds.jsonl");
 }
 
 RoundHub::Options IslandsRun::hub_options() {
-  return {.islands = static_cast<int>(options_.machines.hosts.size()),
+  return {.islands = options_.most,
           .least = options_.least,
           .patience = options_.machines.patience,
           .deadline = options_.round_deadline,
           .tell = tell,
-          .record = [this](const std::string& line) { rounds_ << line << std::endl; }};
+          .record = [this](const std::string& line) { rounds_ << line << std::endl; },
+          .is_empty = [this](int number) { return machine(number).phase == Machine::Phase::kEmpty; },
+          .ended = [this](int number, int exit_code) { machine(number).told_end = exit_code; }};
 }
 
 Prepare IslandsRun::order_for(int number) const {
-  const int slots = options_.machines.hosts[static_cast<size_t>(number)].slots;
-  Prepare order{.environment = environment_, .folder = std::filesystem::current_path().string(), .slots = count()};
+  const int slots = options_.machines.hosts.front().slots;  // all have as many
+  Prepare order{.environment = environment_,
+                .folder = std::filesystem::current_path().string(),
+                .slots = count(),
+                .island = number,
+                .turn = machine(number).turn};
   order.run_dir = folder_.path() + "/machine_" + std::to_string(number);
   order.command = {"run", "-n", std::to_string(slots), "--run-dir", order.run_dir};
   order.command.insert(order.command.end(), options_.run_options.begin(), options_.run_options.end());
@@ -130,18 +143,19 @@ Prepare IslandsRun::order_for(int number) const {
 void IslandsRun::start(int number) {
   std::string endpoints;
   for (const Endpoint& one : lobby_.door().endpoints()) endpoints += (endpoints.empty() ? "" : ",") + one.text();
-  const Host& host = options_.machines.hosts[static_cast<size_t>(number)];
   std::vector<std::string> words = {own_program(), "agent",   "--island", "yes",
                                     "--connect",   endpoints, "--node",   std::to_string(number)};
-  words = launch_words(options_.machines.launch_command, host.name, words);
   Machine& one = machine(number);
+  words = launch_words(options_.machines.launch_command, one.name, words);
   one.process = std::make_unique<AgentProcess>(words, tls_.key(), environment_, guard_, settings_);
   one.phase = Machine::Phase::kRuns;
   one.seen = Clock::now();
   ++one.starts;
+  ++one.turn;
 }
 
 void IslandsRun::show(int number) {
+  if (!machine(number).process) return;
   std::string text = machine(number).process->read_output();
   while (!text.empty()) {
     const size_t end = std::min(text.find('\n'), text.size() - 1) + 1;
@@ -167,37 +181,64 @@ void IslandsRun::take_signals() {
 
 void IslandsRun::take_arrivals() {
   lobby_.tick();
-  for (Arrival& arrival : lobby_.take_arrivals()) {
-    const int number = arrival.hello.node;
-    std::string why;
-    if (arrival.hello.version != library_version())
-      why = "it runs Lockstep " + printable(arrival.hello.version) + ", and the coordinator " + library_version();
-    if (number < 0 || number >= count()) why = "the run has no such machine";
-    if (!why.empty()) {
-      tell(printable(arrival.hello.host) + " cannot take part: " + why);
-      Lobby::send_away(*arrival.channel, kExitNotStarted, "this machine cannot take part: " + why);
-      continue;
-    }
-    arrival.channel->send(Kind::kPrepare, order_for(number));
-    hub_.admit(number, std::move(arrival.channel));
-  }
+  for (Arrival& arrival : lobby_.take_arrivals()) join(std::move(arrival));
   if (const std::string news = lobby_.take_news(); !news.empty()) tell(news);
 }
 
+std::string IslandsRun::objection(const Hello& hello) const {
+  if (hello.nodes != 0) return "it was started with --nnodes, and this is a run of --islands; use `lockstep join`";
+  if (hello.node < 0 || hello.node >= count()) return "the run has no such machine";
+  const Machine& one = machine(hello.node);
+  const bool is_new = hello.turn < 0;
+  if (one.phase != Machine::Phase::kRuns || (is_new ? one.has_joined : hello.turn != one.turn))
+    return "another agent has its place, or the run does not await it any more";
+  return "";
+}
+
+void IslandsRun::join(Arrival arrival) {
+  const Hello& hello = arrival.hello;
+  PlaceToJoin place{hello.node, ""};
+  const bool is_new = hello.joins && hello.turn < 0;
+  std::vector<IslandPlace> places;
+  for (int number = 0; number < count(); ++number)
+    places.push_back({machine(number).standing(hub_.is_connected(number)), machine(number).name});
+  if (hello.protocol != kProtocol || hello.version != library_version())
+    place.refusal = "it runs Lockstep " + printable(hello.version) + ", and the coordinator " + library_version();
+  else if (is_new && (ends_ || asked_))
+    place.refusal = "the run is ending";
+  else if (is_new)
+    place = place_to_join(hello.host, places);
+  else
+    place.refusal = objection(hello);
+  if (!place.refusal.empty()) {
+    tell(printable(hello.host) + " cannot take part: " + place.refusal);
+    return Lobby::send_away(*arrival.channel, kExitNotStarted, "this machine cannot take part: " + place.refusal);
+  }
+  if (is_new) {
+    show(place.number);
+    machine(place.number).seat(hello.host);
+    tell(name_of(place.number) + " joins the run");
+  }
+  arrival.channel->send(Kind::kPrepare, order_for(place.number));
+  hub_.admit(place.number, std::move(arrival.channel), is_new);
+}
+
 void IslandsRun::turn() {
-  lobby_.door().expect(static_cast<size_t>(count()) - std::min(hub_.connected(), static_cast<size_t>(count())));
+  const auto awaited = static_cast<size_t>(counted(Machine::Phase::kRuns));
+  lobby_.door().expect(awaited - std::min(hub_.connected(), awaited));
   PollSet polled;
   polled.add(settings_.signal_fd(), POLLIN, [this](const pollfd&) { take_signals(); });
   for (int number = 0; number < count(); ++number) {
     const Machine& one = machine(number);
-    if (one.phase != Machine::Phase::kRuns) continue;
+    if (one.phase != Machine::Phase::kRuns || !one.process) continue;
     if (one.process->output_fd() >= 0)
       polled.add(one.process->output_fd(), POLLIN, [this, number](const pollfd&) { show(number); });
     one.process->watch(polled);
   }
   lobby_.watch(polled);
   hub_.watch(polled);
-  polled.wait(kTickMs);
+  const auto due = lobby_.due();
+  polled.wait(due ? std::min(kTickMs, Deadline(*due).remaining_ms()) : kTickMs);
   take_arrivals();
   hub_.tick(Clock::now());
 }
@@ -224,6 +265,11 @@ void IslandsRun::take_end(int number, int exit_code, const std::string& how) {
                 "nothing for it; leave --islands out");
   }
   const std::string what = name_of(number) + " " + how;
+  if (one.has_joined) {
+    one.phase = Machine::Phase::kGone;
+    hub_.give_up(number, /*finished=*/false);
+    return tell(what + "; `lockstep join` may take its place");
+  }
   // A program that has never come to a round would fail in the same way again.
   if (!hub_.has_come(number) || hub_.is_refused(number) || !may_start_again(one)) {
     one.phase = Machine::Phase::kGone;
@@ -242,7 +288,8 @@ void IslandsRun::look_at(int number) {
   if (one.phase == Machine::Phase::kPauses && one.start_at <= Clock::now() && !asked_) return start(number);
   if (one.phase != Machine::Phase::kRuns) return;
   if (hub_.is_connected(number)) one.seen = Clock::now();
-  if (const auto end = one.process->end()) {
+  if (one.told_end) return take_end(number, *one.told_end, "ended with " + std::to_string(*one.told_end));
+  if (const auto end = one.process ? one.process->end() : std::nullopt) {
     show(number);
     const int code = end->kind == ProcessEnd::Kind::kSignalled ? 128 + end->value
                      : end->kind == ProcessEnd::Kind::kExited  ? end->value
@@ -260,23 +307,25 @@ void IslandsRun::look_at(int number) {
 std::optional<int> IslandsRun::exit_code() const {
   if (!hub_.mismatch().empty()) return kExitMismatch;
   const int gone = counted(Machine::Phase::kGone), finished = counted(Machine::Phase::kFinished);
+  const int present = count() - counted(Machine::Phase::kEmpty);
   const auto failed = std::find_if(machines_.begin(), machines_.end(), [](const Machine& one) {
     return (one.phase == Machine::Phase::kGone || one.phase == Machine::Phase::kFinished) && one.exit_code != 0;
   });
-  const bool all_ended = gone + finished == count() || (asked_ && counted(Machine::Phase::kRuns) == 0);
-  if (!asked_ && count() - gone < options_.least) {
+  const bool all_ended = gone + finished == present || (asked_ && counted(Machine::Phase::kRuns) == 0);
+  if (!asked_ && present - gone < options_.least) {
     if (!options_.goes_on_without) return failed->exit_code;
     tell("fewer than the " + std::to_string(options_.least) + " machines that --elastic demands are left");
     return kExitTooFewRanks;
   }
   if (!all_ended) return {};
-  if (failed == machines_.end()) return asked_ && finished < count() ? int{kExitPreemptedUnsaved} : int{kExitOk};
+  if (failed == machines_.end()) return asked_ && finished < present ? int{kExitPreemptedUnsaved} : int{kExitOk};
   // With --elastic the run is what those have made that are left.
   const bool is_lost = failed->phase == Machine::Phase::kGone && !asked_;
   return is_lost && finished > 0 ? int{kExitOk} : failed->exit_code;
 }
 
 void IslandsRun::end(int exit_code, const std::string& why) {
+  ends_ = true;
   std::set<int> reached;
   for (int number = 0; number < count(); ++number)
     if (hub_.is_connected(number)) reached.insert(number);
@@ -287,7 +336,8 @@ void IslandsRun::end(int exit_code, const std::string& why) {
     for (int number = 0; number < count(); ++number) {
       Machine& one = machine(number);
       if (one.phase != Machine::Phase::kRuns) continue;
-      if (!one.process->end() && reached.contains(number)) continue;
+      const bool has_ended = one.process ? one.process->end().has_value() : !hub_.is_connected(number);
+      if (!has_ended && reached.contains(number)) continue;
       show(number);
       one.process.reset();
       one.phase = Machine::Phase::kGone;

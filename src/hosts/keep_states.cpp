@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "base/printable.h"
+#include "base/state_memory.h"
+#include "base/text.h"
 #include "launch/diagnosis/failure_report.h"
 #include "launch/poll_set.h"
 
@@ -17,7 +18,7 @@ std::optional<Kept> answer_of(Node& node) {
   PollSet polled;
   for (const Deadline deadline(kLongestSave); !deadline.passed();) {
     polled.clear();
-    polled.add(node.channel->fd(), node.channel->events(), [&node](const pollfd&) { node.channel->act(); });
+    node.watch(polled);
     polled.wait(std::min(deadline.remaining_ms(), 200));
     while (const auto message = node.channel->next(kMaxFrameBytes))
       if (message->kind == Kind::kKept) return decode<Kept>(message->body);
@@ -72,6 +73,18 @@ KeptState keep_states(std::deque<Node>& nodes, const std::string& other_folder, 
     found = true;
   }
   return best;
+}
+
+MachineMemory::MachineMemory() : memory_(StateMemory::make()) {}
+
+void MachineMemory::write(const Keep& order) {
+  written_ =
+      std::async(std::launch::async, [fd = fd(), order] { return keep_state(fd, order.other_folder, order.is_sound); });
+}
+
+std::optional<KeptState> MachineMemory::written(std::chrono::milliseconds time) {
+  if (!written_.valid() || written_.wait_for(time) != std::future_status::ready) return std::nullopt;
+  return written_.get();
 }
 
 }  // namespace lockstep::hosts

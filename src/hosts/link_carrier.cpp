@@ -1,4 +1,4 @@
-#include "hosts/link_carrier.h"
+#include "hosts/link_process.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -12,7 +12,6 @@
 
 #include "base/clock.h"
 #include "hosts/addresses.h"
-#include "hosts/link_carrier.h"
 #include "hosts/wire.h"
 #include "launch/launch_error.h"
 

@@ -9,7 +9,7 @@
 namespace lockstep::hosts {
 
 /// Incremented with every change of the messages below; both sides must have the same.
-constexpr int kProtocol = 7;
+constexpr int kProtocol = 8;
 
 constexpr size_t kMaxHelloBytes = 64 << 10;  ///< a frame's, before the agent has been welcomed
 constexpr size_t kMaxFrameBytes = 8 << 20;
@@ -59,8 +59,11 @@ struct Hello {
   std::string host;
   std::string command;   ///< the program and its arguments; empty: the coordinator knows
   bool encrypt = false;  ///< refuses a run without
+  bool joins = false;    ///< a run of --islands that has not started it; `host` is its name there
+  int turn = -1;         ///< Prepare's, of an agent of --islands that connects again
   void fields(auto& wire) {
     wire(protocol), wire(version), wire(node), wire(nodes), wire(slots), wire(host), wire(command), wire(encrypt);
+    wire(joins), wire(turn);
   }
 };
 
@@ -78,9 +81,11 @@ struct Prepare {
   std::string run_id;
   bool encrypt = false;
   int link_port = 0;  ///< 0: any
+  int island = -1;    ///< of a run of --islands: the machine's number
+  int turn = 0;       ///< changes when another agent gets the place
   void fields(auto& wire) {
     wire(command), wire(environment), wire(folder), wire(address), wire(run_dir), wire(keep_run_dir), wire(slots);
-    wire(bind), wire(max_restarts), wire(run_id), wire(encrypt), wire(link_port);
+    wire(bind), wire(max_restarts), wire(run_id), wire(encrypt), wire(link_port), wire(island), wire(turn);
   }
 };
 

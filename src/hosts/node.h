@@ -7,6 +7,7 @@
 #include "hosts/agent_process.h"
 #include "hosts/channel.h"
 #include "hosts/host_list.h"
+#include "launch/poll_set.h"
 
 namespace lockstep::hosts {
 
@@ -31,8 +32,17 @@ struct Node {
   bool is_lost() const { return !gone && !(channel && channel->is_open()) && (!process || process->end()); }
   bool has_ranks() const { return host.slots > 0; }
   bool has_rank(int rank) const { return rank >= first_rank && rank < first_rank + host.slots; }
+  /// Throws ProtocolError unless the rank is one of its own; returns its number.
+  size_t require(int rank) const {
+    if (!has_rank(rank)) throw ProtocolError("a message about rank " + std::to_string(rank) + ", which is not there");
+    return static_cast<size_t>(rank);
+  }
   /// Whether its agent runs on the coordinator's machine.
   bool is_here() const { return channel && channel->peer_address() == channel->local_address(); }
+  /// Adds the agent's channel, if there is one.
+  void watch(PollSet& polled) {
+    if (channel) polled.add(channel->fd(), channel->events(), [this](const pollfd&) { channel->act(); });
+  }
   /// Discards the agent.
   void lose() {
     channel.reset();

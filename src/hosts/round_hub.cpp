@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/hash.h"
+#include "base/text.h"
 
 namespace lockstep::hosts {
 namespace {
@@ -19,13 +20,17 @@ std::string list_of(const std::set<int>& islands) {
   return text;
 }
 
+int code_of(std::string_view body) {
+  try {
+    return decode<Ended>(body).value;
+  } catch (const ProtocolError&) {
+    return -1;
+  }
+}
+
 std::string name_of_machine(int island) { return "machine " + std::to_string(island); }
 
-std::string digits_of(uint64_t hash) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
-  return text;
-}
+std::string digits_of(uint64_t hash) { return formatted("%016llx", static_cast<unsigned long long>(hash)); }
 
 std::string seconds_text(Clock::duration time) { return std::to_string(std::chrono::duration<double>(time).count()); }
 
@@ -41,7 +46,12 @@ std::string in_quotes(const std::string& text) {
 
 }  // namespace
 
-void RoundHub::admit(int island, std::unique_ptr<Channel> channel) {
+void RoundHub::admit(int island, std::unique_ptr<Channel> channel, bool is_new) {
+  if (is_new) {
+    for (std::set<int>* const known : {&known_.finished, &known_.gone, &known_.came, &known_.refused})
+      known->erase(island);
+    known_.lost.erase(island);
+  }
   if (const auto before = members_.find(island); before != members_.end()) {
     leave_rounds(island, before->second, "its agent has connected again");
     before->second.channel->close("its agent has connected again");
@@ -55,10 +65,6 @@ void RoundHub::watch(PollSet& polled) {
     if (member.channel->state() != Channel::State::kClosed)
       polled.add(member.channel->fd(), member.channel->events(),
                  [channel = member.channel.get()](const pollfd&) { channel->act(); });
-}
-
-void RoundHub::send(Member& member, hub::Kind kind, std::string_view body) {
-  member.channel->send_bytes(static_cast<uint8_t>(kind), body);
 }
 
 void RoundHub::send_to_all(Kind kind, const Over& over) {
@@ -124,7 +130,7 @@ void RoundHub::refuse(int island, Member& member, const std::string& why) {
   member.standing = Standing::kHere;
   known_.lost[island] = why;
   known_.refused.insert(island);
-  send(member, hub::Kind::kRefused, name_of_machine(island) + " " + why);
+  member.send(hub::Kind::kRefused, name_of_machine(island) + " " + why);
   options_.tell(name_of_machine(island) + " is refused: it " + why);
 }
 
@@ -152,9 +158,9 @@ void RoundHub::hand_out(int island, Member& from, std::string_view body) {
     hub::put(take, counted_.last(number).step);
     hub::put(take, counted_.last(number).round);
     take += body;
-    send(member, hub::Kind::kTake, take);
+    member.send(hub::Kind::kTake, take);
     for (const auto& [closed, result] : giver_.since)
-      if (closed > round) send(member, hub::Kind::kResult, result);
+      if (closed > round) member.send(hub::Kind::kResult, result);
     member.standing = Standing::kIn;
     known_.lost.erase(number);
     if (giver_.starts) expected_.insert(number);
@@ -234,7 +240,7 @@ void RoundHub::start_if_all_wait(Clock::time_point now) {
   first->standing = Standing::kGiving;
   giver_.starts = true;
   open_ = {};
-  send(*first, hub::Kind::kGive);
+  first->send(hub::Kind::kGive);
 }
 
 void RoundHub::close_if_due(Clock::time_point now) {
@@ -301,7 +307,7 @@ void RoundHub::close(Clock::time_point now) {
   if (giver_.island >= 0) giver_.since.emplace_back(round_, body);
   record(took_part, bytes, digits_of(outer), now);
   for (auto& [island, member] : members_) {
-    if (member.standing == Standing::kIn) send(member, hub::Kind::kResult, body);
+    if (member.standing == Standing::kIn) member.send(hub::Kind::kResult, body);
     member.contributed = false;
     member.bytes.clear();
   }
@@ -312,7 +318,7 @@ void RoundHub::close(Clock::time_point now) {
 void RoundHub::record(const std::set<int>& took_part, size_t bytes, const std::string& outer, Clock::time_point now) {
   std::string left_out;
   for (int island = 0; island < options_.islands; ++island) {
-    if (took_part.contains(island)) continue;
+    if (took_part.contains(island) || (options_.is_empty && options_.is_empty(island))) continue;
     const auto member = members_.find(island);
     const auto lost = known_.lost.find(island);
     std::string why = lost != known_.lost.end() ? lost->second : "it is late";
@@ -338,7 +344,10 @@ void RoundHub::tick(Clock::time_point now) {
     // A machine that has not joined has nothing long to say.
     while (const auto message =
                member.channel->next(member.standing == Standing::kHere ? kMostJoinBytes : hub::kMostBytes))
-      handle(island, member, static_cast<hub::Kind>(message->kind), message->body);
+      if (message->kind == Kind::kEnded && options_.ended)
+        options_.ended(island, code_of(message->body));
+      else
+        handle(island, member, static_cast<hub::Kind>(message->kind), message->body);
     member.channel->beat(now);
   }
   drop_the_lost(now);

@@ -52,12 +52,15 @@ class RoundHub {
     std::optional<std::chrono::milliseconds> deadline;  ///< of a round, after the first contribution
     std::function<void(const std::string&)> tell;
     std::function<void(const std::string&)> record;  ///< takes a line of JSON for each round
+    std::function<bool(int)> is_empty;               ///< whether no machine has ever had the place; null: no
+    std::function<void(int, int)> ended;             ///< takes a machine and the exit code that its agent tells
   };
 
   explicit RoundHub(Options options) : options_(std::move(options)) {}
 
-  /// The channel of a machine's agent, in the place of an earlier one.
-  void admit(int island, std::unique_ptr<Channel> channel);
+  /// The channel of a machine's agent, in the place of an earlier one. `is_new`: nothing is held against the machine
+  /// that an earlier one has done at its place.
+  void admit(int island, std::unique_ptr<Channel> channel, bool is_new = false);
   void watch(PollSet& polled);
   /// Handles what has come, and everything that depends on time; to be called at least ten times a second.
   void tick(Clock::time_point now);
@@ -84,6 +87,7 @@ class RoundHub {
     uint64_t outer = 0;  ///< a hash of the outer copy
     std::string bytes;
     std::string end;  ///< why the channel is over; empty: it is not
+    void send(hub::Kind kind, std::string_view body = {}) { channel->send_bytes(static_cast<uint8_t>(kind), body); }
   };
   struct Known {
     std::set<int> finished, gone, came, refused;
@@ -104,7 +108,6 @@ class RoundHub {
   void join(int island, Member& member, std::string_view body);
   void receive(Member& member, std::string_view body);
   void hand_out(int island, Member& from, std::string_view body);
-  static void send(Member& member, hub::Kind kind, std::string_view body = {});
   /// The machine is left out until it joins again.
   void leave_rounds(int island, Member& member, const std::string& why);
   void refuse(int island, Member& member, const std::string& why);

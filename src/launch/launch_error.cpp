@@ -3,7 +3,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/descriptor_limit.h"
+#include "base/file_descriptor.h"
 
 namespace lockstep {
 

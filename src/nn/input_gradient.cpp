@@ -18,7 +18,7 @@ struct Line {
   float at(float dy, float x) const { return scale * dy + (slope * (x - mean) + offset); }
 };
 
-std::vector<Line> lines_of(const ChannelTerms& terms) {
+std::vector<Line> straight_lines(const ChannelTerms& terms) {
   const auto values = [](const at::Tensor& tensor) { return tensor.const_data_ptr<float>(); };
   std::vector<Line> lines;
   for (int64_t c = 0; c < terms.mean.numel(); ++c) {
@@ -91,7 +91,7 @@ at::Tensor input_gradient(const at::Tensor& dy, const at::Tensor& input, const C
   at::Tensor gradient = at::empty_like(input, format);
   const Operands all{dy.const_data_ptr<float>(), input.const_data_ptr<float>(), gradient.mutable_data_ptr<float>()};
   const int64_t channels = input.size(1), size = input.numel() / input.size(0) / channels;
-  const std::vector<Line> lines = lines_of(terms);
+  const std::vector<Line> lines = straight_lines(terms);
   if (size == 1 || format != at::MemoryFormat::Contiguous)
     by_rows(all, lines, input.size(0) * size);
   else

@@ -1,7 +1,6 @@
 #include <lockstep/sync_batch_norm.h>
 
 #include <algorithm>
-#include <sstream>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -12,6 +11,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/text.h"
 #include "nn/batch_norm_operator.h"
 #include "nn/batch_statistics.h"
 #include "nn/found_layers.h"
@@ -57,17 +57,11 @@ void check_same_layers(const FoundLayers& found, const Group& group) {
   const OperationLabel label("convert_sync_batchnorm()");
   std::string lines;
   for (const FoundLayer& layer : found.layers) lines += described(layer) + '\n';
-  const auto layers_of = [](const std::string& text) {
-    std::vector<std::string> layers;
-    std::istringstream stream(text);
-    for (std::string line; std::getline(stream, line);) layers.push_back(line);
-    return layers;
-  };
   const std::vector<std::string> all = group.all_gather_bytes(lines);
-  const std::vector<std::string> first = layers_of(all.front());
+  const std::vector<std::string> first = lines_of(all.front());
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all.front()) continue;
-    const std::vector<std::string> other = layers_of(all[rank]);
+    const std::vector<std::string> other = lines_of(all[rank]);
     if (other.size() != first.size())
       throw Error("convert_sync_batchnorm: the module of rank " + std::to_string(rank) + " has " +
                   std::to_string(other.size()) + " batch norms, and that of rank 0 has " +

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "base/decimal.h"
+#include "base/text.h"
 
 namespace lockstep {
 

@@ -5,16 +5,10 @@
 #include <cmath>
 #include <cstdio>
 
-#include "base/printable.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {
-
-std::string print(const char* format, auto... values) {
-  std::array<char, 64> text;
-  const int length = std::snprintf(text.data(), text.size(), format, values...);
-  return std::string(text.data(), std::clamp<int>(length, 0, text.size() - 1));
-}
 
 std::string epoch_text(const ProgressState& state) {
   if (!state.label.empty()) return printable(state.label);
@@ -25,15 +19,17 @@ std::string epoch_text(const ProgressState& state) {
 std::string loss_text(double loss) {
   const double size = std::fabs(loss);
   const bool plain = size == 0 || (size >= 1e-3 && size < 1e4) || !std::isfinite(loss);
-  return print(plain ? "loss %.4f" : "loss %.3e", loss);
+  return formatted(plain ? "loss %.4f" : "loss %.3e", loss);
 }
 
-std::string rate_text(double rate) { return (rate < 10 ? print("%.1f", rate) : with_thousands(rate)) + " samples/s"; }
+std::string rate_text(double rate) {
+  return (rate < 10 ? formatted("%.1f", rate) : with_thousands(rate)) + " samples/s";
+}
 
 }  // namespace
 
 std::string with_thousands(double value) {
-  const std::string digits = print("%.0f", std::fabs(value));
+  const std::string digits = formatted("%.0f", std::fabs(value));
   std::string text = value < 0 ? "-" : "";
   for (size_t i = 0; i < digits.size(); ++i) {
     if (i > 0 && (digits.size() - i) % 3 == 0 && std::isfinite(value)) text += ',';
@@ -46,7 +42,7 @@ std::string minutes_and_seconds(double seconds) {
   constexpr double kLongest = 100 * 365 * 86400.0;  // also the limit for divisions by nearly zero
   const int64_t whole = static_cast<int64_t>(std::ceil(std::clamp(std::isnan(seconds) ? 0.0 : seconds, 0.0, kLongest)));
   const long long hours = whole / 3600, minutes = whole / 60 % 60, rest = whole % 60;
-  return hours > 0 ? print("%lld:%02lld:%02lld", hours, minutes, rest) : print("%lld:%02lld", minutes, rest);
+  return hours > 0 ? formatted("%lld:%02lld:%02lld", hours, minutes, rest) : formatted("%lld:%02lld", minutes, rest);
 }
 
 std::string progress_text(const ProgressState& state, int columns) {
@@ -60,8 +56,9 @@ std::string progress_text(const ProgressState& state, int columns) {
       Field{"step " + std::to_string(state.step) + "/" + std::to_string(state.steps), 0},
       Field{state.loss ? loss_text(*state.loss) : "", 2},
       Field{state.samples_per_second ? rate_text(*state.samples_per_second) : "", 4},
-      Field{state.communication_share ? print("comm %.0f %%", 100 * std::clamp(*state.communication_share, 0.0, 1.0))
-                                      : "",
+      Field{state.communication_share
+                ? formatted("comm %.0f %%", 100 * std::clamp(*state.communication_share, 0.0, 1.0))
+                : "",
             5},
       Field{state.seconds_taken  ? "time " + minutes_and_seconds(*state.seconds_taken)
             : state.seconds_left ? "ETA " + minutes_and_seconds(*state.seconds_left)

@@ -7,8 +7,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/error.h"
-#include "base/first_difference.h"
 #include "base/rank_names.h"
+#include "base/text.h"
 #include "checkpoint/sliced_memory.h"
 #include "collectives/group_state.h"
 #include "data_parallel/divergence.h"
@@ -81,13 +81,58 @@ void check_same_values(const Group& group, const std::vector<Areas::Parameter>& 
       "load them on every rank, or call broadcast_parameters() or average_parameters() before you make the optimizer");
 }
 
+/// Fails, naming both, if a parameter shares memory with another tensor of the model, because the move would separate
+/// them.
+void check_none_overlap(const Areas& areas, const ReplicaState& model, const at::Device& device) {
+  struct Extent {
+    const std::byte *begin, *end;
+    const std::string* name;
+    bool moves;
+  };
+  std::vector<Extent> extents;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    if (tensor.device() != device || tensor.layout() != at::kStrided || tensor.numel() == 0) return;
+    const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+    extents.push_back({begin, begin + extent_of(tensor), &name, areas.contains(tensor)});
+  };
+  // Includes ignored ones.
+  const NamedTensors parameters = model.attached.source().parameters(), buffers = model.attached.source().buffers();
+  for (const NamedTensors* list : {&parameters, &buffers})
+    for (const auto& [name, tensor] : *list) add(name, tensor);
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  for (size_t i = 1, reaches = 0; i < extents.size(); ++i) {  // extents[reaches] has the largest end so far
+    const Extent &before = extents[reaches], &now = extents[i];
+    TORCH_CHECK(now.begin >= before.end || !(now.moves || before.moves), "ZeroRedundancyOptimizer: ", *before.name,
+                " and ", *now.name,
+                " lie in the same memory (set_data(), or views of one tensor), but would be separate where the "
+                "optimizer keeps parameters; register one tensor under both names, or let each rank step its own copy "
+                "with an optimizer made from the parameters");
+    if (now.end > before.end) reaches = i;
+  }
+}
+
+/// Throws on all ranks if their parameters or their order differ.
+/// REQUIRES: every rank calls it.
+void check_same_places(const Group& group, const Areas& areas, const torch::optim::Optimizer& optimizer) {
+  std::string lines;
+  for (size_t g = 0; g < optimizer.param_groups().size(); ++g)
+    for (const at::Tensor& tensor : optimizer.param_groups()[g].params())
+      lines += areas.parameter_of(tensor).name + " of group " + std::to_string(g) + '\n';
+  const std::string difference = first_difference("parameter", group.all_gather_bytes(lines));
+  if (difference.empty()) return;
+  throw Error("the ranks gave their ZeroRedundancyOptimizer different parameters, or gave them in different orders: " +
+              difference +
+              ". Each rank steps a part of every parameter, so every rank must list the same parameters in the same "
+              "groups and in the same order");
+}
+
 }  // namespace
 
 Areas::Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer, const ZeroRedundancyOptions& options,
              const std::string& kind)
     : group_(model.group),
       device_(optim::device_of(optimizer)),
-      memory_(on_device() ? nullptr : dynamic_cast<MachineMemory*>(state_of(group_).backend.get())),
+      memory_(on_device() ? nullptr : machine_memory_of(group_)),
       ranks_(memory_ != nullptr ? memory_->ranks_here() : group_.world_size()),
       rank_(memory_ != nullptr ? memory_->rank_here() : group_.rank()) {
   const at::NoGradGuard no_grad;
@@ -101,9 +146,9 @@ Areas::Areas(const ReplicaState& model, const torch::optim::Optimizer& optimizer
   const OperationLabel label("ZeroRedundancyOptimizer()");
   run_together(group_, [&] {
     find_parameters(model.attached.trained(), optimizer);
-    check_none_overlap(model);
+    check_none_overlap(*this, model, device_);
   });
-  check_same_places(optimizer);
+  check_same_places(group_, *this, optimizer);
   check_same_on_all_ranks(
       group_, "option of the ZeroRedundancyOptimizer",
       c10::str("optimizer ", kind, "\nshared_parameters ", options.shared_parameters, "\nmaster_weights ",
@@ -146,47 +191,6 @@ void Areas::find_parameters(const NamedTensors& trained, const torch::optim::Opt
       names.erase(named);
     }
   check_none_is_missing(trained, *this);
-}
-
-void Areas::check_none_overlap(const ReplicaState& model) const {
-  struct Extent {
-    const std::byte *begin, *end;
-    const std::string* name;
-    bool moves;
-  };
-  std::vector<Extent> extents;
-  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
-    if (tensor.device() != device_ || tensor.layout() != at::kStrided || tensor.numel() == 0) return;
-    const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
-    extents.push_back({begin, begin + extent_of(tensor), &name, contains(tensor)});
-  };
-  // Includes ignored ones.
-  const NamedTensors parameters = model.attached.source().parameters(), buffers = model.attached.source().buffers();
-  for (const NamedTensors* list : {&parameters, &buffers})
-    for (const auto& [name, tensor] : *list) add(name, tensor);
-  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-  for (size_t i = 1, reaches = 0; i < extents.size(); ++i) {  // extents[reaches] has the largest end so far
-    const Extent &before = extents[reaches], &now = extents[i];
-    TORCH_CHECK(now.begin >= before.end || !(now.moves || before.moves), "ZeroRedundancyOptimizer: ", *before.name,
-                " and ", *now.name,
-                " lie in the same memory (set_data(), or views of one tensor), but would be separate where the "
-                "optimizer keeps parameters; register one tensor under both names, or let each rank step its own copy "
-                "with an optimizer made from the parameters");
-    if (now.end > before.end) reaches = i;
-  }
-}
-
-void Areas::check_same_places(const torch::optim::Optimizer& optimizer) const {
-  std::string lines;
-  for (size_t g = 0; g < optimizer.param_groups().size(); ++g)
-    for (const at::Tensor& tensor : optimizer.param_groups()[g].params())
-      lines += parameter_of(tensor).name + " of group " + std::to_string(g) + '\n';
-  const std::string difference = first_difference("parameter", group_.all_gather_bytes(lines));
-  if (difference.empty()) return;
-  throw Error("the ranks gave their ZeroRedundancyOptimizer different parameters, or gave them in different orders: " +
-              difference +
-              ". Each rank steps a part of every parameter, so every rank must list the same parameters in the same "
-              "groups and in the same order");
 }
 
 void Areas::lay_out(size_t index) {

@@ -99,12 +99,6 @@ class Areas {
 
  private:
   void find_parameters(const NamedTensors& trained, const torch::optim::Optimizer& optimizer);
-  /// Fails, naming both, if a parameter shares memory with another tensor of the model, because the move would separate
-  /// them.
-  void check_none_overlap(const ReplicaState& model) const;
-  /// Throws on all ranks if their parameters or their order differ.
-  /// REQUIRES: every rank calls it.
-  void check_same_places(const torch::optim::Optimizer& optimizer) const;
   void lay_out(size_t area);
   void move_in(size_t area, bool shared);
 

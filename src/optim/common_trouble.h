@@ -8,8 +8,8 @@
 #include <ATen/ATen.h>
 #include <torch/optim/optimizer.h>
 
-#include "base/counted.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "data_parallel/replica_state.h"
 #include "optim/areas.h"
 #include "optim/step_plan.h"

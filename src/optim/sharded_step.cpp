@@ -10,6 +10,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
 
+#include "base/state_in_use.h"
 #include "checkpoint/optimizer_kind.h"
 #include "collectives/storages.h"
 #include "optim/common_trouble.h"
@@ -82,7 +83,13 @@ ShardedStep::ShardedStep(const Replica& model, torch::optim::Optimizer& optimize
   if (may_take_sum_ || (copy_watch_ && model_.shared_step == nullptr)) model_.set_shared_step(this);
 }
 
+void ShardedStep::move_to(torch::optim::Optimizer& optimizer) {
+  note_gone(optimizer_);
+  optimizer_ = &optimizer;
+}
+
 ShardedStep::~ShardedStep() {
+  note_gone(optimizer_);
   const bool model_is_there = !model_is_there_.expired();
   if (model_is_there && model_.shared_step == this) model_.set_shared_step(nullptr);
   // Each rank is about to get its own copy of parameters that several ranks may have changed.
@@ -170,6 +177,7 @@ void ShardedStep::step() {
   agree({.action = StepAction::kStep}, problem, outlook);
   if (!takes_sum() || all_have_inputs(sum_.settlement().ranks)) model_.check_before_step();
   step_slices(outlook.parameters);
+  note_optimizer_in_use(optimizer_, model_is_there_);
 }
 
 std::string ShardedStep::backward_begins(bool gradients_wait) {

@@ -45,7 +45,7 @@ class ShardedStep final : public Stepper, public SharedStep {
   void complete_state() override { slices_->complete(*optimizer_); }
   const Group* slice_holders() const override { return areas_.memory() == nullptr ? &group_ : nullptr; }
   bool adopts_state() const override { return may_take_sum_; }
-  void move_to(torch::optim::Optimizer& optimizer) override { optimizer_ = &optimizer; }
+  void move_to(torch::optim::Optimizer& optimizer) override;
   /// The bytes that this rank's steps by kernels have read and written so far: gradients, parameters and their state.
   int64_t bytes_moved() const { return bytes_moved_ + sum_.bytes_moved(); }
 

@@ -33,7 +33,7 @@ enum Place {
 };
 
 MachineMemory* memory_with(const Group& group, int rank, const at::Device& device) {
-  auto* const memory = dynamic_cast<MachineMemory*>(state_of(group).backend.get());
+  auto* const memory = machine_memory_of(group);
   return memory != nullptr && device.is_cpu() && memory->memory_of(rank, 0) != nullptr ? memory : nullptr;
 }
 

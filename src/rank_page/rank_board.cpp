@@ -6,24 +6,18 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <new>
 #include <thread>
 
 #include "base/environment.h"
 #include "base/error.h"
+#include "base/text.h"
 
 namespace lockstep {
 
 std::atomic<RankPage*> found_own_page{nullptr};
 
 namespace {
-
-int number(const std::optional<std::string>& text) {
-  int value = -1;
-  if (text) std::from_chars(text->data(), text->data() + text->size(), value);
-  return value;
-}
 
 /// The thread in the first call of own_page(), which must not call it again.
 std::atomic<std::thread::id> opening;
@@ -38,8 +32,8 @@ struct Place {
 
   Place() {
     const Environment environment = Environment::from_process();
-    const int fd = number(environment.lockstep_page_fd), rank = number(environment.rank);
-    const int world_size = number(environment.world_size);
+    const int fd = number_in(environment.lockstep_page_fd), rank = number_in(environment.rank);
+    const int world_size = number_in(environment.world_size);
     if (fd < 0 || rank < 0 || rank >= world_size) return;
     opening = std::this_thread::get_id();
     board = RankBoard::open(fd, world_size);

@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include "base/text.h"
+
 namespace lockstep {
 namespace {
 
@@ -114,11 +116,13 @@ void BackwardTracker::begin_backward() {
   parts_.message.note_trouble(objection_());
   if (const auto stepped = parts_.record.stepped_beside(parts_.plan.tensors))
     parts_.message.note_trouble(*stepped, kSteppedBesideScaler);
+  if (passes.since_reduction > 0)
+    if (const auto stepped = parts_.early_step.found(parts_.plan.tensors)) note_early_step(*stepped);
   backward.number = current_backward();
   backward.thread = std::this_thread::get_id();
   quiet_ = !reduction_->acts_before_gradients();
   backward.accumulates = passes.reduce_every() > 1;
-  backward.reduces = passes.reduce_every() > 0 && passes.since_reduction + 1 >= passes.reduce_every();
+  backward.reduces = passes.reduces_next();
   // Virtual ranks take a step's gradients out of .grad, one after the other, which does not count as clearing.
   const bool takes_out = !parts_.plan.row_kind.empty() && passes.since_reduction > 0 && passes.reduce_every() > 0;
   if (!takes_out) parts_.record.forget_cleared(parts_.plan.tensors);
@@ -142,14 +146,34 @@ void BackwardTracker::begin_backward() {
                                     }});
 }
 
+void BackwardTracker::watch_for_early_step() {
+  const bool waits = parts_.passes.since_reduction > 0 && parts_.backward.accumulates;
+  // A single rank's own gradients are all there are; virtual ranks take theirs out of .grad.
+  if (waits && parts_.plan.group.world_size() > 1 && parts_.plan.row_kind.empty())
+    parts_.early_step.remember(parts_.plan.tensors, parts_.backward.reached);
+  else
+    parts_.early_step.forget();
+}
+
+void BackwardTracker::note_early_step(size_t parameter) {
+  const int waiting = parts_.passes.since_reduction;
+  parts_.early_step.forget();
+  parts_.message.set_lasting_trouble(
+      "parameter " + parts_.plan.names[parameter] + " was changed, as optimizer.step() does, while the gradients of " +
+      counted(waiting, "backward pass", "backward passes") +
+      " of accumulate() waited in .grad: the step was by this rank's own gradients. Step when complete() is true; a "
+      "backward that only passes through this model runs within no_sync()");
+}
+
 void BackwardTracker::end_backward() {
   const MutexLock lock(mutex);
   report_noted();
   parts_.backward.phase = Backward::Phase::kIdle;
   parts_.record.end(current_backward());
-  ++parts_.passes.since_reduction;
+  parts_.passes.note_pass();
   reduction_->backward_ended();
   parts_.record.mark(parts_.plan.tensors);
+  watch_for_early_step();
 }
 
 void BackwardTracker::check_thread(size_t parameter) {

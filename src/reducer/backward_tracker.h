@@ -64,6 +64,8 @@ class BackwardTracker {
   void reached(size_t parameter) LOCKSTEP_REQUIRES(mutex);
   void begin_backward() LOCKSTEP_REQUIRES(mutex);
   void end_backward();
+  void watch_for_early_step() LOCKSTEP_REQUIRES(mutex);
+  void note_early_step(size_t parameter) LOCKSTEP_REQUIRES(mutex);
   bool is_stepped_elsewhere() const;
   /// Whether this thread runs the backward, which has begun, and the reduction does nothing before a gradient. Asked
   /// without the mutex, which is not needed for that and costs time with a thousand small parameters.

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "rank_page/operation_label.h"
-#include "reducer/same_number.h"
+#include "reducer/rank_agreement.h"
 
 namespace lockstep {
 BucketSender::BucketSender(Buckets& buckets, const ReductionPlan& plan, const ReductionEquipment& equipment,

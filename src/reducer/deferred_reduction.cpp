@@ -13,7 +13,7 @@
 #include "base/rank_names.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
-#include "reducer/same_number.h"
+#include "reducer/rank_agreement.h"
 
 namespace lockstep {
 
@@ -24,7 +24,7 @@ void DeferredReduction::reach(Stage stage) {
 
 void DeferredReduction::set_aside_passes() {
   passes_ += parts_.passes.since_reduction;
-  parts_.passes.since_reduction = 0;
+  parts_.passes.note_reduction();
   changes_.remember();
 }
 

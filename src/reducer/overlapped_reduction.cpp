@@ -82,7 +82,7 @@ std::vector<Facts> OverlappedReduction::reduce_all(Share share) {
   parts_.backward.phase = Backward::Phase::kIdle;
   if (share == Share::kGradients && parts_.events.reducing) parts_.events.reducing();
   const std::vector<Facts> ranks = add_up_buckets(share);
-  parts_.passes.since_reduction = 0;
+  parts_.passes.note_reduction();
   parts_.backward.forget_reached();
   parts_.agreement.check(ranks);
   parts_.agreement.check_passes(ranks);

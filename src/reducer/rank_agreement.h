@@ -5,10 +5,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/group.h>
+
 #include "reducer/facts.h"
 #include "reducer/hook_problems.h"
 #include "reducer/non_finite.h"
 #include "reducer/rank_message.h"
+#include "reducer/reduction_events.h"
 #include "reducer/reduction_plan.h"
 
 namespace lockstep {
@@ -50,5 +53,18 @@ class RankAgreement {
 
 /// The backward passes of each rank; -1 for a rank that contributes no gradients, which leaves nothing to compare.
 std::vector<int> compared_passes(const std::vector<Facts>& rows);
+
+/// Throws the same Error on all ranks if they have set their replicas differently, or have frozen different parameters.
+/// Only ranks with inputs are compared (`active`: this one has them).
+/// REQUIRES: every rank calls it.
+void throw_different_settings(const Group& group, const ReductionEvents& events, bool active);
+
+/// The end of messages about ranks that did something a different number of times. `joining`: within join().
+inline std::string advice_on_numbers(bool joining) {
+  return std::string(joining ? "within join(), let the body end when a rank's batches do, and make the other "
+                               "collective calls of the loop in JoinOptions::shadow, too"
+                             : "if ranks have different numbers of batches, run the loop within join()") +
+         "; if a rank decides by its own loss, decide by group.mean(loss), which is the same on all ranks";
+}
 
 }  // namespace lockstep

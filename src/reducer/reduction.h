@@ -12,6 +12,7 @@
 
 #include "reducer/bucket_sender.h"
 #include "reducer/buckets.h"
+#include "reducer/early_step_watch.h"
 #include "reducer/facts.h"
 #include "reducer/gradient_hook.h"
 #include "reducer/hook_problems.h"
@@ -65,6 +66,7 @@ struct ReductionParts {
   BucketSender sender{buckets, plan, equipment, message, hook_problems};
   Backward backward;
   PassRecord record;
+  EarlyStepWatch early_step;
   bool last_is_void = false;  ///< no rank took part in the last reduction
 };
 

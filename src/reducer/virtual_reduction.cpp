@@ -53,7 +53,7 @@ void VirtualReduction::backward_begins() {
     step_.reset();
     parts_.backward.forget_reached();
   }
-  step_.completes = parts_.passes.reduce_every() > 0 && step_.passes + 1 >= parts_.passes.reduce_every();
+  step_.completes = parts_.passes.reduce_every() > 0 && step_.counted + 1 >= parts_.passes.reduce_every();
   step_.in_place = true;
   for (size_t b = 0; b < parts_.buckets.size() && step_.completes && step_.at_last_leaf(); ++b)
     step_.in_place = step_.in_place && exchange_of(b) == nullptr;
@@ -166,6 +166,7 @@ bool VirtualReduction::gradients_are_gone() const {
 
 void VirtualReduction::backward_ended() {
   ++step_.passes;
+  if (parts_.passes.reduce_every() > 0) ++step_.counted;
   step_.local_only = step_.local_only && parts_.passes.reduce_every() == 0;
   if (!step_.completes) return;
   end_leaf(Share::kGradients);
@@ -245,7 +246,7 @@ std::vector<Facts> VirtualReduction::reduce_all(Share share) {
   if (share == Share::kGradients && parts_.events.reducing) parts_.events.reducing();
   const VirtualStep::Ending ending(step_);
   const std::vector<Facts> rows = add_up_sums(share);
-  parts_.passes.since_reduction = 0;
+  parts_.passes.note_reduction();
   parts_.backward.forget_reached();
   parts_.agreement.check(rows);
   parts_.agreement.check_passes(rows);

@@ -110,7 +110,7 @@ void VirtualStep::end_leaf(const Facts& facts) {
   facts_.push_back(facts);
   for (Sum& sum : sums_) sum.added = false;
   ++leaf_;
-  passes = 0;
+  passes = counted = 0;
   completes = false;
 }
 
@@ -134,7 +134,7 @@ void VirtualStep::reset() {
   }
   facts_.clear();
   trouble.clear();
-  leaf_ = passes = 0;
+  leaf_ = passes = counted = 0;
   begun_ = completes = false;
   local_only = true;
 }

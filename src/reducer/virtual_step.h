@@ -82,6 +82,7 @@ class VirtualStep {
   };
 
   int passes = 0;          ///< backward passes of the current leaf
+  int counted = 0;         ///< of these, those outside no_sync()
   bool completes = false;  ///< the running backward completes the leaf
   bool local_only = true;  ///< all passes of the step were within no_sync()
   bool in_place = false;   ///< all buckets are summed in place, so they can be sent early

@@ -1,10 +1,9 @@
 #include "report/axis.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 
+#include "base/text.h"
 #include "observe/progress_text.h"
 #include "report/text.h"
 
@@ -26,9 +25,7 @@ std::string label_of(double value, double step, bool share) {
   if (size > 0 && (size >= 1e7 || size < 1e-5)) return short_number(value) + unit;
   if (step >= 1) return with_thousands(value) + unit;
   const int decimals = std::min(static_cast<int>(std::ceil(-std::log10(step) - 1e-9)), 8);
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "%.*f", decimals, value);
-  return text.data() + unit;
+  return formatted("%.*f", decimals, value) + unit;
 }
 
 }  // namespace

@@ -7,16 +7,11 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "base/text.h"
 #include "observe/progress_text.h"
 
 namespace lockstep {
 namespace {
-
-std::string print(const char* format, auto... values) {
-  std::array<char, 64> text;
-  const int length = std::snprintf(text.data(), text.size(), format, values...);
-  return std::string(text.data(), std::clamp<int>(length, 0, text.size() - 1));
-}
 
 std::string as_utf8(std::string_view text) {
   const std::string quoted = nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -54,7 +49,7 @@ std::string url_path(std::string_view path) {
     if (plain || std::string_view("/-._~").find(c) != std::string_view::npos)
       out += c;
     else
-      out += print("%%%02X", static_cast<unsigned>(static_cast<unsigned char>(c)));
+      out += formatted("%%%02X", static_cast<unsigned>(static_cast<unsigned char>(c)));
   }
   return out;
 }
@@ -63,10 +58,10 @@ std::string short_number(double value) {
   const double size = std::fabs(value);
   if (!std::isfinite(value)) return std::isnan(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity";
   if (value == 0) return "0";
-  if (size >= 1e9 || size < 1e-4) return print("%.3g", value);
+  if (size >= 1e9 || size < 1e-4) return formatted("%.3g", value);
   if (size >= 1000) return with_thousands(value);
   const int decimals = std::clamp(3 - static_cast<int>(std::floor(std::log10(size))), 0, 7);
-  std::string text = print("%.*f", decimals, value);
+  std::string text = formatted("%.*f", decimals, value);
   if (text.find('.') == std::string::npos) return text;
   while (text.back() == '0') text.pop_back();
   if (text.back() == '.') text.pop_back();
@@ -76,27 +71,27 @@ std::string short_number(double value) {
 std::string milliseconds(double value) {
   return (value < 1e-3   ? "0"
           : value >= 100 ? with_thousands(value)
-                         : print(value >= 10 ? "%.1f" : "%.2f", value)) +
+                         : formatted(value >= 10 ? "%.1f" : "%.2f", value)) +
          " ms";
 }
 
-std::string percent(double share) { return print(share < 0.1 ? "%.1f %%" : "%.0f %%", 100 * share); }
+std::string percent(double share) { return formatted(share < 0.1 ? "%.1f %%" : "%.0f %%", 100 * share); }
 
 std::string byte_size(int64_t bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   double size = static_cast<double>(bytes);
   size_t unit = 0;
   for (; size >= 1000 && unit + 1 < kUnits.size(); ++unit) size /= 1024;
-  return print(size < 10 && unit > 0 ? "%.1f " : "%.0f ", size) + kUnits[unit];
+  return formatted(size < 10 && unit > 0 ? "%.1f " : "%.0f ", size) + kUnits[unit];
 }
 
 std::string time_taken(double seconds) {
   seconds = std::clamp(std::isfinite(seconds) ? seconds : 0.0, 0.0, 1e10);
-  if (seconds < 10) return print("%.1f s", seconds);
+  if (seconds < 10) return formatted("%.1f s", seconds);
   const long long whole = std::llround(seconds);
-  if (whole < 60) return print("%lld s", whole);
-  if (whole < 3600) return print("%lld min %lld s", whole / 60, whole % 60);
-  return print("%lld h %lld min", whole / 3600, whole / 60 % 60);
+  if (whole < 60) return formatted("%lld s", whole);
+  if (whole < 3600) return formatted("%lld min %lld s", whole / 60, whole % 60);
+  return formatted("%lld h %lld min", whole / 3600, whole / 60 % 60);
 }
 
 std::string utc_time(double wall_seconds) {
@@ -115,7 +110,7 @@ std::string counted(int64_t count, std::string_view thing) {
 }
 
 std::string px(double value) {
-  std::string text = print("%.1f", std::isfinite(value) ? std::clamp(value, -1e5, 1e5) : 0.0);
+  std::string text = formatted("%.1f", std::isfinite(value) ? std::clamp(value, -1e5, 1e5) : 0.0);
   if (text.ends_with(".0")) text.resize(text.size() - 2);
   return text == "-0" ? "0" : text;
 }

@@ -16,8 +16,9 @@
 
 #include "base/broadcast_notice.h"
 #include "base/shared_weights.h"
+#include "base/state_in_use.h"
 #include "base/weights_set.h"
-#include "checkpoint/copy_problem.h"
+#include "checkpoint/state_fit.h"
 #include "collectives/machine_memory.h"
 #include "collectives/module_watch.h"
 #include "collectives/storages.h"
@@ -175,6 +176,11 @@ void Ema::update() {
   }
   at::NoGradGuard no_grad;
   ++updates_;
+  if (watch_)
+    note_in_use({.object = watch_.get(),
+                 .life = watch_,
+                 .name = "an Ema that the training updates",
+                 .line = "checkpointer.add(\"ema\", ema)"});
   before_first_update_.reset();
   std::vector<at::Tensor> live;
   for (const Tracked& tracked : tracked_)
@@ -248,6 +254,7 @@ Ema::Guard::~Guard() {
 }
 
 c10::IValue Ema::state_dict() const {
+  note_kept(watch_.get());
   check_not_swapped("state_dict()");
   check_covers_module("Ema::state_dict()");
   c10::impl::GenericList decays(c10::AnyType::get()), averages(c10::AnyType::get());
@@ -298,6 +305,7 @@ void Ema::load_state_dict(const c10::IValue& object) {
     for (const auto& [name, place] : names_)
       if (!tracked_[place].averages.empty()) tracked_[place].averages[i].copy_(averages[i][name]);
   updates_ = updates.toInt();
+  note_kept(watch_.get());
   before_first_update_.reset();
 }
 

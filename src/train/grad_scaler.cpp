@@ -11,6 +11,7 @@
 
 #include <lockstep/error.h>
 
+#include "base/state_in_use.h"
 #include "reducer/followed_result.h"
 #include "reducer/gradient_hook.h"
 #include "reducer/gradient_marks.h"
@@ -279,6 +280,11 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (found.infinity) return false;
   check_gradients_since(optimizer, found);
   optimizer.step();  // an optimizer that sums gradients itself still has to learn that there are none
+  note_in_use({.object = passes_.get(),
+               .life = passes_,
+               .name = "a GradScaler whose step() is called",
+               .line = "checkpointer.add(\"scaler\", scaler)"});
+  if (!optimizer.state().empty()) note_optimizer_in_use(&optimizer, passes_);
   used_->stepped(optimizer);
   return !found.nothing;
 }
@@ -342,6 +348,7 @@ void GradScaler::update(std::optional<double> new_scale) {
 }
 
 c10::IValue GradScaler::state_dict() const {
+  note_kept(passes_.get());
   Object state(c10::AnyType::get(), c10::AnyType::get());
   if (!options_.enabled) return state;
   state.insert(std::string("scale"), static_cast<double>(scale_));
@@ -373,6 +380,7 @@ void GradScaler::load_state_dict(const c10::IValue& object) {
   options_ = options;
   finite_at_ = scale_ = static_cast<float>(scale);
   growth_tracker_ = tracker;
+  note_kept(passes_.get());
   passes_->set_scale(scale_);
 }
 

@@ -10,6 +10,7 @@
 #include <lockstep/error.h>
 
 #include "base/mutex.h"
+#include "base/state_in_use.h"
 
 namespace lockstep {
 namespace {
@@ -173,6 +174,11 @@ LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer, std::vector<Schedul
 
 void LRScheduler::step() {
   Claim::check(claim_, *optimizer_);
+  note_in_use({.object = claim_.get(),
+               .life = claim_,
+               .name = "an LRScheduler that sets the learning rate",
+               .line = "checkpointer.add(\"schedule\", scheduler)"});
+  if (!optimizer_->state().empty()) note_optimizer_in_use(optimizer_, claim_);
   apply(values_at(steps_ + 1, base_lrs_));
 }
 
@@ -222,6 +228,7 @@ void LRScheduler::apply(Values values) {
 std::vector<double> LRScheduler::get_last_lr() const { return rates_of(*optimizer_); }
 
 c10::IValue LRScheduler::state_dict() const {
+  note_kept(claim_.get());
   c10::impl::GenericDict state(c10::AnyType::get(), c10::AnyType::get());
   const auto list = [](const std::vector<double>& numbers) {
     c10::impl::GenericList result(c10::AnyType::get());
@@ -250,6 +257,7 @@ void LRScheduler::load_state_dict(const c10::IValue& state) {
       throw Error("the state of the schedule: `base_lrs` has " + std::to_string(bases[i]) + " for group " +
                   std::to_string(i) + ", which is not a learning rate");
   Claim::check(claim_, *optimizer_);
+  note_kept(claim_.get());
   apply(values_at(steps.toInt(), bases));
 }
 

@@ -11,8 +11,7 @@
 
 #include <lockstep/error.h>
 
-#include "base/counted.h"
-#include "base/first_difference.h"
+#include "base/text.h"
 #include "data/random.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"

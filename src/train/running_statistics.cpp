@@ -13,9 +13,10 @@
 
 #include <lockstep/error.h>
 
-#include "base/decimal.h"
 #include "base/hash.h"
 #include "base/rank_names.h"
+#include "base/state_in_use.h"
+#include "base/text.h"
 #include "rank_page/operation_label.h"
 
 namespace lockstep {
@@ -306,6 +307,10 @@ void RunningStatisticsImpl::update(const at::Tensor& samples, const Group& group
   mean_.copy_(sum.mean.view(shape_));
   squares_.copy_(sum.squares.view(shape_));
   count_.fill_(static_cast<int64_t>(sum.count));
+  note_in_use({.object = static_cast<const torch::nn::Module*>(this),
+               .life = weak_from_this(),
+               .name = "a RunningStatistics that the training updates",
+               .line = "checkpointer.add(\"statistics\", *statistics)"});
 }
 
 int64_t RunningStatisticsImpl::count() const { return count_.item<int64_t>(); }
@@ -315,7 +320,7 @@ at::Tensor RunningStatisticsImpl::variance() const {
   return samples == 0 ? at::ones_like(squares_) : squares_ / static_cast<double>(samples);
 }
 
-at::Tensor RunningStatisticsImpl::forward(const at::Tensor& x) const {
+at::Tensor RunningStatisticsImpl::forward(const at::Tensor& x) {
   check_input("forward", x, shape_);
   check_held("forward");
   const at::Tensor normal =

@@ -2,7 +2,7 @@
 
 #include <c10/util/StringUtil.h>
 
-#include "base/counted.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {

@@ -1,4 +1,4 @@
-#include "train_c/losses.h"
+#include "train_c/recipe.h"
 
 #include <utility>
 

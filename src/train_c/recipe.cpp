@@ -6,7 +6,6 @@
 #include <torch/optim.h>
 
 #include "train_c/guarded.h"
-#include "train_c/losses.h"
 
 namespace lockstep::train_c {
 namespace {
@@ -87,6 +86,7 @@ std::optional<DiLoCoOptions> diloco_of(Settings& settings) {
   if (options.outer_momentum < 0 || options.outer_momentum >= 1)
     of->refuse_entry("outer_momentum", "give at least 0, and less than 1");
   options.nesterov = of->flag("nesterov", options.nesterov);
+  options.max_nonfinite_rounds = of->whole("max_nonfinite_rounds", 1, options.max_nonfinite_rounds);
   of->finish();
   return options;
 }

@@ -42,4 +42,7 @@ Recipe recipe_of(Settings& settings);
 void check_diloco(const Settings& settings, const Recipe& recipe, const std::vector<at::Tensor>& parameters);
 std::unique_ptr<torch::optim::Optimizer> optimizer_of(Settings& settings, std::vector<at::Tensor> parameters);
 
+/// Sets the loss, and what belongs to it, from the entry `loss`. Throws LOCKSTEP_INVALID_ARGUMENT.
+void choose_loss(Settings& settings, Recipe& recipe);
+
 }  // namespace lockstep::train_c

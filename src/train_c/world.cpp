@@ -5,9 +5,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <sstream>
 #include <utility>
 
+#include "base/text.h"
 #include "train_c/attached.h"
 #include "train_c/model.h"
 
@@ -79,12 +79,6 @@ std::string rank_text(const Party& party, size_t rank) {
 
 /// The first lines that differ, as the two ranks' settings. A line is a name and a value.
 std::pair<std::string, std::string> first_difference(const std::string& one, const std::string& other) {
-  const auto lines_of = [](const std::string& text) {
-    std::vector<std::string> lines;
-    std::istringstream stream(text);
-    for (std::string line; std::getline(stream, line);) lines.push_back(line);
-    return lines;
-  };
   const auto without = [](std::vector<std::string> lines, const std::vector<std::string>& others) {
     std::erase_if(
         lines, [&](const std::string& line) { return std::find(others.begin(), others.end(), line) != others.end(); });

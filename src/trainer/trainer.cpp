@@ -7,6 +7,7 @@
 
 #include <lockstep/comm_hook.h>
 #include <lockstep/evaluate.h>
+#include <lockstep/island.h>
 #include <lockstep/progress.h>
 #include <lockstep/rank_zero.h>
 
@@ -20,7 +21,7 @@ namespace lockstep {
 struct Trainer::State {
   State(std::shared_ptr<torch::nn::Module> module_, Replica* attached, torch::optim::Optimizer& optimizer,
         const Context& context_, TrainerOptions options_)
-      : options(std::move(options_)),
+      : options(on_island(std::move(options_))),
         context(context_),
         module(std::move(module_)),
         step(module, attached, optimizer, context.group(), options) {}
@@ -228,6 +229,7 @@ TrainerResult Trainer::fit_passes(LoaderBase& train, const std::function<Pass()>
     state.train_epoch(train, begin, epoch);
     state.end_epoch(epoch);
   }
+  if (state.step.diloco() && island().count > 1) state.step.diloco()->finish();  // the others go on without it
   if (state.checkpointer) state.checkpointer->finish();
   state.result.best_score = state.best.score;
   state.result.best_epoch = state.best.epoch;

@@ -12,9 +12,8 @@
 #include <lockstep/error.h>
 #include <lockstep/island.h>
 
-#include "base/counted.h"
-#include "base/first_difference.h"
 #include "base/rank_names.h"
+#include "base/text.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/optimizer_kind.h"
 #include "data_parallel/replica_state.h"
@@ -167,14 +166,23 @@ void check_attached(const Group& group, const torch::nn::Module& module, const t
   throw_first(group, "", failure_of([&] { check_attachment(group, module, optimizer, model, options); }));
 }
 
+TrainerOptions on_island(TrainerOptions options) {
+  const Island machine = island();
+  if (machine.count == 1) return options;
+  const std::string own = "/machine_" + std::to_string(machine.number);
+  if (!options.folder.empty()) options.folder += own;
+  if (options.run_log && !options.run_log->folder.empty()) options.run_log->folder += own;
+  return options;
+}
+
 void check_agreement(const Group& group, const Agreement& agreement,
                      const std::function<void(const Schedule&)>& use_schedule) {
   const OperationLabel label("Trainer::fit()");
-  if (island().count > 1)
-    throw Error(
-        "Trainer::fit(): `lockstep run --islands` is not supported, because all machines evaluate together; start the "
-        "program without --islands, or write the loop with DiLoCo and island_shard()");
   const TrainerOptions& options = agreement.options;
+  if (island().count > 1 && !options.diloco)
+    throw Error(
+        "Trainer::fit(): nothing keeps the machines of `lockstep run --islands` together; set TrainerOptions::diloco, "
+        "or start the program without --islands");
   OptionLines lines;
   lines.add("epochs", options.epochs);
   lines.add("accumulate", options.accumulate);

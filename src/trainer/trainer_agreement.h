@@ -43,4 +43,7 @@ Checkpointer::Part accumulation_part(int accumulate, const Context& context);
 /// TORCH_CHECK fails unless the loss is one number that can be differentiated.
 void check_loss(const at::Tensor& loss);
 
+/// The options, with folders of this machine's own where others run the same program by --islands.
+TrainerOptions on_island(TrainerOptions options);
+
 }  // namespace lockstep

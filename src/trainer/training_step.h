@@ -21,8 +21,7 @@ namespace lockstep {
 /// Steps of a Trainer's optimizer, each with precision, scaling, clipping, rates and averages.
 class TrainingStep {
  public:
-  /// `attached` is the module's Replica; null: the object attaches its own.
-  /// REQUIRES: the options outlive the object.
+  /// `attached` is the module's Replica; null: the object attaches its own. REQUIRES: the options outlive the object.
   TrainingStep(const std::shared_ptr<torch::nn::Module>& module, Replica* attached, torch::optim::Optimizer& optimizer,
                const Group& group, const TrainerOptions& options)
       : options_(options),
@@ -68,7 +67,7 @@ class TrainingStep {
   void follow(const Schedule& schedule) { scheduler_.emplace(optimizer_, schedule); }
   /// Makes the machines' models equal, where each trains by itself.
   void synchronise() {
-    if (diloco_) diloco_->finish();
+    if (diloco_) diloco_->synchronise();
   }
   /// Adds what the steps depend on.
   void add_to(Checkpointer& checkpointer, torch::nn::Module& module) {
@@ -83,10 +82,9 @@ class TrainingStep {
   Replica& model() const { return model_; }
   torch::optim::Optimizer& optimizer() const { return optimizer_; }
   at::Device device() const { return device_; }
-  /// Null if the options have none.
+  /// Null if the options have none, like the next.
   Ema* ema() { return ema_ ? &*ema_ : nullptr; }
-  /// As above.
-  const DiLoCo* diloco() const { return diloco_ ? &*diloco_ : nullptr; }
+  DiLoCo* diloco() { return diloco_ ? &*diloco_ : nullptr; }
 
  private:
   void update() {

@@ -13,7 +13,7 @@
 
 #include <lockstep/error.h>
 
-#include "checkpoint/format/inspect.h"
+#include "checkpoint/format/file_tools.h"
 #include "support/temporary_folder.h"
 
 // Headers of .safetensors files and pickles of .pt files that are as large as allowed, or say much in few bytes: the

@@ -1,4 +1,4 @@
-#include "collectives/shm/backend/store_exchange.h"
+#include "collectives/shm/backend/c10d_meeting_store.h"
 
 #include <gtest/gtest.h>
 

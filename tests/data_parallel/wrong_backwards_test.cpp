@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include <barrier>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -247,6 +248,85 @@ TEST(WrongPolicies, ThatDifferAreNamed) {
         model.set_non_finite_policy(kSkip);
         EXPECT_EQ(error_of([&] { model(at::ones({2, 4})).sum().backward(); }), "no error");
       }
+  });
+}
+
+/// The optimizer is LibTorch's, which this library does not know.
+TEST(WrongBackwards, AStepWhileGradientsOfAccumulateWaitIsToldOnAllRanks) {
+  for (const bool on_all : {true, false})
+    on_every_engine([&](Context& context) {
+      torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+      DistributedDataParallel model(net, context);
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      const auto accumulation = model.accumulate(2);
+      const auto pass = [&] { model(at::full({2, 4}, context.rank() + 1.0)).square().sum().backward(); };
+      for (int i = 0; i < 2; ++i) pass();
+      optimizer.step();
+      optimizer.zero_grad();
+      pass();
+      if (on_all || context.rank() == 1) optimizer.step();
+      const std::string text = error_of(pass);
+      EXPECT_IN(on_all ? "ranks 0" : "rank 1: parameter 0.weight", text);
+      EXPECT_IN("was changed, as optimizer.step() does, while the gradients of 1 backward pass of accumulate() waited",
+                text);
+    });
+}
+
+/// A generator's loss that reaches the critic, without a word to the critic's replica.
+TEST(WrongBackwards, ACriticReachedInPassingWithinAccumulateIsTold) {
+  on_every_engine([](Context& context) {
+    torch::nn::Sequential critic(torch::nn::Linear(4, 1)), generator(torch::nn::Linear(4, 4));
+    DistributedDataParallel of_critic(critic, context), of_generator(generator, context);
+    torch::optim::SGD optimizer(critic->parameters(), 0.1);
+    const at::Tensor noise = at::full({2, 4}, context.rank() + 1.0);
+    const std::string text = error_of([&] {
+      for (int step = 0; step < 4; ++step) {
+        const auto both = of_critic.accumulate(2);
+        critic->zero_grad();
+        for (int i = 0; i < 2; ++i) of_critic(noise + i).sum().backward();
+        optimizer.step();
+        of_critic(of_generator(noise)).square().sum().backward();
+      }
+    });
+    EXPECT_IN("of accumulate() waited in .grad", text);
+    EXPECT_IN("a backward that only passes through this model runs within no_sync()", text);
+  });
+}
+
+/// The same program, right: what no_sync() holds back and zero_grad() throws away does not count.
+TEST(WrongBackwards, PassesWithinNoSyncAreNoneOfAccumulate) {
+  on_every_engine([](Context& context) {
+    const auto train = [&](bool freezes) {
+      torch::manual_seed(1);
+      torch::nn::Sequential critic(torch::nn::Linear(4, 1)), generator(torch::nn::Linear(4, 4));
+      DistributedDataParallel of_critic(critic, context), of_generator(generator, context);
+      torch::optim::SGD optimizer(critic->parameters(), 0.1), of_noise(generator->parameters(), 0.1);
+      const at::Tensor noise = at::full({2, 4}, context.rank() + 1.0);
+      for (int step = 0; step < 4; ++step) {
+        const auto both = of_critic.accumulate(2);
+        critic->zero_grad();
+        generator->zero_grad();
+        for (int i = 0; i < 2; ++i) {
+          EXPECT_EQ(both.complete(), i == 0 && (step == 0 || freezes));
+          of_critic(of_generator(noise).detach() + i).sum().backward();
+        }
+        EXPECT_TRUE(both.complete());
+        optimizer.step();
+        std::optional<NoSyncGuard> local;
+        if (!freezes) local.emplace(of_critic.no_sync());
+        for (at::Tensor& parameter : critic->parameters()) parameter.requires_grad_(!freezes);
+        of_critic(of_generator(noise)).square().sum().backward();
+        of_noise.step();
+        for (at::Tensor& parameter : critic->parameters()) parameter.requires_grad_(true);
+      }
+      of_critic.check_divergence();
+      of_generator.check_divergence();
+      std::vector<at::Tensor> trained = critic->parameters(), more = generator->parameters();
+      trained.insert(trained.end(), more.begin(), more.end());
+      for (at::Tensor& parameter : trained) parameter = parameter.detach().clone().view(-1);
+      return at::cat(trained);
+    };
+    EXPECT_TRUE(at::equal(train(false), train(true)));
   });
 }
 

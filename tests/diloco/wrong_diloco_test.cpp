@@ -57,6 +57,7 @@ TEST(WrongDiLoCo, OptionsThatDifferAreNamedOnAllRanks) {
       expect_text(with([](auto& options) { options.outer_lr += 1e-12; }), "option 6 is `outer_lr 0.7");
       expect_text(with([](auto& options) { options.outer_momentum = 0; }), "`outer_momentum 0`" + last);
       expect_text(with([](auto& options) { options.nesterov = false; }), "`nesterov 0`" + last);
+      expect_text(with([](auto& options) { options.max_nonfinite_rounds = 9; }), "`max_nonfinite_rounds 9`" + last);
       const auto adam = [&](double lr) {
         return [lr](const std::vector<at::Tensor>& parameters) {
           return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(lr));
@@ -87,6 +88,7 @@ TEST(WrongDiLoCo, OptionsOutOfRangeAreRefused) {
     for (const double lr : {nan, 0.0, -1.0, infinity}) expect_text(with({.outer_lr = lr}), "outer_lr is ");
     for (const double momentum : {nan, -0.1, 1.0, infinity})
       expect_text(with({.outer_momentum = momentum}), "outer_momentum is ");
+    expect_text(with({.max_nonfinite_rounds = 0}), "max_nonfinite_rounds is 0");
     expect_text(with({.outer_optimizer = [](const auto&) { return nullptr; }}), "outer_optimizer returned null");
     torch::nn::Linear wide(3, 4);
     wide->to(at::kDouble);
@@ -307,6 +309,28 @@ TEST(WrongDiLoCo, AMachineThatIsNotFiniteIsLeftOutAndGoesOnFromTheOuterCopy) {
         EXPECT_EQ(training.diloco.stats().rounds_by_machine.back(), training.diloco.stats().rounds - 1);
         for (const auto& parameter : training.net->parameters())
           EXPECT_TRUE(at::isfinite(parameter).all().item<bool>());
+      });
+}
+
+TEST(WrongDiLoCo, RoundsInWhichNoMachineIsFiniteEndTheTraining) {
+  for (const Engine& engine : kEngines)
+    for (const int64_t overlap : {0, 1})
+      run_ranks(engine, [&](Context& context) {
+        Training training(context, {.sync_every = 2, .overlap_steps = overlap, .max_nonfinite_rounds = 2});
+        std::string thrown = "nothing";
+        const auto step = [&](int times) {
+          for (; times > 0 && thrown == "nothing"; --times) thrown = thrown_by([&] { training.diloco.step(); });
+        };
+        for (const bool all_bad : {true, false, true, true}) {
+          EXPECT_EQ(thrown, "nothing");
+          const torch::NoGradGuard no_grad;
+          if (all_bad || context.rank() == 0) training.net->first->weight[0][0] = std::nan("");
+          step(2);
+        }
+        step(static_cast<int>(overlap));
+        expect_text(thrown,
+                    "DiLoCo: the parameters of all machines were not finite in 2 rounds in a row, 3 and 4, so nothing");
+        EXPECT_EQ(thrown_by([&] { training.diloco.finish(); }), thrown);
       });
 }
 

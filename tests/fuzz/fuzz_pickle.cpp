@@ -3,7 +3,7 @@
 #include <lockstep/error.h>
 
 #include "checkpoint/format/contents.h"
-#include "checkpoint/format/pickle_reader.h"
+#include "checkpoint/format/pickle_tree.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lockstep;

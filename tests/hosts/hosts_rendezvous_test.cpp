@@ -6,7 +6,7 @@
 #include "base/version.h"
 #include "hosts/channel.h"
 #include "hosts/hosts_launched.h"
-#include "hosts/program_facts.h"
+#include "hosts/workplace.h"
 
 // Machines on each of which a user, or Slurm, starts `lockstep run`.
 

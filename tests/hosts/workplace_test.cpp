@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "hosts/program_facts.h"
 #include "launch/launch_error.h"
 #include "support/temporary_folder.h"
 

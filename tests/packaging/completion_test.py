@@ -11,7 +11,7 @@ import unittest
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "programs"))
 from support import BIN, LOCKSTEP, main, run  # noqa: E402
 
-COMMANDS = {"run", "inspect", "convert", "doctor", "report", "status", "stacks", "resize", "tour", "explain", "completion", "man"}
+COMMANDS = {"run", "inspect", "convert", "doctor", "report", "status", "stacks", "resize", "join", "tour", "explain", "completion", "man"}
 # bash splits words at = as well.
 BASH = r"""
 source "$1"; shift

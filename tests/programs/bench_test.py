@@ -165,6 +165,14 @@ class BetweenHosts(unittest.TestCase):
                     "--width", 64, "--systems", "ddp", "int8").stdout
         self.assertRegex(table, r"(?m)^int8 .* bytes a step on the interfaces, .* by stats\(\)  1/\d+$")
 
+    def test_machines_that_come_and_go(self):
+        reason = hosts_test.why_not()
+        if reason:
+            self.skipTest(reason)
+        table = run(sys.executable, os.path.join(BENCH, "hosts/bench_hosts_islands.py"), "--build", BUILD, "--tiny").stdout
+        self.assertRegex(table, r"(?m)^1 kill: the others waited at most \d\.\d{3} s, back after (1 round|2 rounds) \(1 time\)$")
+        self.assertRegex(table, r"(?m)^1 link cut: the others waited \d\.\d\d to \d\.\d\d s$")
+
 
 class Bench(unittest.TestCase):
     def setUp(self):

@@ -1,4 +1,5 @@
-// Counts samples by DiLoCo: island_rounds FOLDER STEPS SYNC_EVERY PAUSE_MS [NAN_MACHINE NAN_STEP]. Each sample of each
+// Counts samples by DiLoCo: island_rounds FOLDER STEPS SYNC_EVERY PAUSE_MS [NAN_MACHINE NAN_STEP]; with NAN_MACHINE
+// "all" the parameters of all machines are not finite from that step on. Each sample of each
 // machine has a number of its own in the model, to which its step adds 1. The outer copy becomes the mean over the
 // machines of a round, so a sample that counted once, in a round of k machines, has 1 / k in the end.
 #include <chrono>
@@ -42,7 +43,8 @@ int main(int argc, char** argv) {
   return lockstep::run_program(argc, argv, [&] {
     const std::string folder = argc > 1 ? argv[1] : ".";
     const int64_t steps = std::atoll(argv[2]), sync_every = std::atoll(argv[3]), pause = std::atoll(argv[4]);
-    const int nan_machine = argc > 6 ? std::atoi(argv[5]) : -1;
+    const bool all_nan = argc > 6 && std::string(argv[5]) == "all";
+    const int nan_machine = argc > 6 && !all_nan ? std::atoi(argv[5]) : -1;
     const int64_t nan_step = argc > 6 ? std::atoll(argv[6]) : 0;
     lockstep::Context context({.seed = 1});
     const lockstep::Island island = lockstep::island();
@@ -61,7 +63,7 @@ int main(int argc, char** argv) {
       optimizer.zero_grad();
       model(first + step).backward();
       optimizer.step();
-      if (island.number == nan_machine && step + 1 == nan_step) {
+      if ((all_nan && step + 1 >= nan_step) || (island.number == nan_machine && step + 1 == nan_step)) {
         const at::NoGradGuard no_grad;
         net->numbers[first].fill_(NAN);
       }

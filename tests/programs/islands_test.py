@@ -39,9 +39,9 @@ class IslandsTest(OneCommandTest):
 
     STEPS, EVERY = 160, 20
 
-    def begin_islands(self, hosts, *options, steps=STEPS, pause=10, ranks=1, nan=(), launch="ip netns exec {host}"):
+    def begin_islands(self, hosts, *options, steps=STEPS, pause=10, ranks=1, machines=None, nan=(), launch="ip netns exec {host}"):
         program = [os.path.join(BIN, "island_rounds"), self.folder, steps, self.EVERY, pause, *nan]
-        command = hosts.lockstep_run([ranks] * len(hosts.names), "--islands", "--run-dir", "run", *options, "--", *program)
+        command = hosts.lockstep_run([ranks] * (machines or len(hosts.names)), "--islands", "--run-dir", "run", *options, "--", *program)
         return self.begin(*[launch if word == "ip netns exec {host}" else word for word in command])
 
     def rounds(self):
@@ -115,7 +115,7 @@ class Islands(IslandsTest):
         hosts = ("--hosts", "a:1,b:1")
         for options, text in (
             ((*hosts, "--islands", "--elastic", "3"), "--elastic takes"),
-            ((*hosts, "--islands", "--elastic", "1:2"), "--elastic takes"),
+            ((*hosts, "--islands", "--elastic", "1:1"), "--elastic takes"),
             ((*hosts, "--round-deadline", "1"), "--round-deadline belongs to --islands"),
             ((*hosts, "--islands", "--virtual-ranks", "4"), "--islands and --virtual-ranks cannot be used together"),
             ((*hosts, "--islands", "--dry-run"), "--islands and --dry-run cannot be used together"),
@@ -127,6 +127,44 @@ class Islands(IslandsTest):
             ran = subprocess.run([LOCKSTEP, "run", *options, "true"], capture_output=True, text=True, timeout=20)
             self.assertEqual(ran.returncode, 2, (options, ran.stderr))
             self.assertIn(text, ran.stderr)
+
+
+class IslandsOfATrainer(IslandsTest):
+    """Runs of island_trainer: 240 samples in batches of 8, so each epoch has 10 steps on three machines, and meetings after 4, 8 and 10."""
+
+    def begin_trainer(self, hosts, *options, epochs=4, pause=5):
+        program = [os.path.join(BIN, "island_trainer"), self.folder, epochs, 4, pause]
+        return self.begin(*hosts.lockstep_run([1] * len(hosts.names), "--islands", "--run-dir", "run", *options, "--", *program))
+
+    def epochs(self, machine):
+        """The hashes after each epoch."""
+        with open(os.path.join(self.folder, f"machine_{machine}.txt"), encoding="utf-8") as file:
+            return {int(line.split()[0]): line.split()[1] for line in file}
+
+    def test_machines_have_equal_parameters_and_statistics_after_each_epoch(self):
+        with Hosts(3) as hosts:
+            output = self.ended(self.begin_trainer(hosts), 0)
+        self.assertEqual([one["took_part"] for one in self.rounds()], [[0, 1, 2]] * 12, output)
+        self.assertEqual(set(self.epochs(0)), {0, 1, 2, 3})
+        for machine in (1, 2):
+            self.assertEqual(self.epochs(machine), self.epochs(0), output)
+        self.assertEqual(len(set(self.epochs(0).values())), 4, "they have trained")
+        self.assertTrue(os.path.isdir(os.path.join(self.folder, "checkpoints", "machine_2")))
+
+    @thorough
+    def test_a_machine_that_is_killed_ends_its_epochs_and_the_others_do_not_wait(self):
+        with Hosts(3) as hosts:
+            process = self.begin_trainer(hosts, "--elastic", "2", epochs=12, pause=20)
+            self.await_round(process, 4)
+            self.kill_machine(hosts, 1)
+            killed = len(self.rounds())
+            output = self.ended(process, 0, seconds=90)
+        rounds = self.rounds()[killed:]
+        self.check_wait(rounds[:-1])
+        self.assertTrue([one for one in rounds if one["took_part"] == [0, 2]], output)
+        self.assertTrue([one for one in rounds if 1 in one["took_part"]], output)
+        for machine in range(3):
+            self.assertEqual(set(self.epochs(machine)), set(range(12)), output)
 
 
 @thorough
@@ -218,6 +256,13 @@ class IslandsInTrouble(IslandsTest):
         self.assertIn("machine 1 was left out of the round of step 60: its parameters were not finite", output)
         self.assertEqual(self.figures(0)["hash"], self.figures(1)["hash"])
         self.check_samples([0, 1], lost=[1])
+
+    def test_rounds_in_which_no_machine_is_finite_end_the_run_by_their_numbers(self):
+        with Hosts(2) as hosts:
+            output = self.ended(self.begin_islands(hosts, "--max-restarts", "0", nan=("all", 50)), 40)
+        for machine in (0, 1):
+            with open(os.path.join(self.folder, "run", f"machine_{machine}", "rank_0.log"), encoding="utf-8") as log:
+                self.assertIn("the parameters of all machines were not finite in 3 rounds in a row, 3, 4 and 5, so nothing", log.read(), output)
 
     def test_strangers_get_nothing(self):
         with Hosts(2) as hosts:

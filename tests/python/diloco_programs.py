@@ -120,7 +120,7 @@ def goes_on_from_its_state(rank, size):
     second.steps(6, STEPS)
     second.diloco.finish()
     first.steps(6, STEPS)
-    first.diloco.finish()
+    first.diloco.synchronise()
     assert torch.equal(bits_of(first.model), expected), "taking a state has changed the run"
     assert torch.equal(bits_of(second.model), expected)
 
@@ -152,7 +152,7 @@ def another_machine_is_told(rank, size):
     """One rank has another option: an Error with both sides on all ranks. Then all have the same, and it works."""
     replica = lockstep.attach(network(), machine_of(rank))
     last = size - 1
-    told = {"sync_every": (4, 5), "wire": ("int8", "bf16"), "fragments": (1, 2), "outer_lr": (0.5, 0.25), "nesterov": (True, False)}
+    told = {"sync_every": (4, 5), "wire": ("int8", "bf16"), "fragments": (1, 2), "outer_lr": (0.5, 0.25), "nesterov": (True, False), "max_nonfinite_rounds": (3, 9)}
     for name, (mine, others) in told.items():
         text = error_of(lambda: lockstep.DiLoCo(replica, **{name: others if rank == last else mine}))
         both = [f"`{name} {int(value) if isinstance(value, bool) else value}`" for value in (mine, others)]
@@ -200,6 +200,7 @@ def misuse(rank, size):
                            (dict(overlap_steps=100), "RuntimeError: DiLoCo: overlap_steps is 100; it must be at least 0 and below sync_every"),
                            (dict(mixing=2), "RuntimeError: DiLoCo: mixing is 2"), (dict(outer_lr=float("nan")), "RuntimeError: DiLoCo: outer_lr is nan"),
                            (dict(outer_momentum=1), "RuntimeError: DiLoCo: outer_momentum is 1"),
+                           (dict(max_nonfinite_rounds=0), "RuntimeError: DiLoCo: max_nonfinite_rounds is 0; it is a number of rounds, at least 1"),
                            (dict(sync_every=2.5), "TypeError: DiLoCo: sync_every is 2.5; it must be an int"),
                            (dict(sync_every=2**70), "ValueError: DiLoCo: sync_every is"),
                            (dict(mixing="half"), "TypeError: DiLoCo: mixing is 'half'; it must be a number"),

@@ -1,7 +1,8 @@
 """How many methods and fields the classes of a tree have, and how many lines define them.
 
 Counted are what a reader must keep in mind of a class: methods and fields that it declares itself, public and private.
-Not counted as methods: constructors, destructors, operators, deleted ones, and overrides, which are the interface's. A
+Constructors and overrides count as methods; destructors, operators, and deleted or defaulted functions do not. Overrides
+of an interface that another library declares, such as c10d::Backend, do not count either: that list is the library's. A
 class that is written in several files is one class: its methods are those of its declaration, and lines() adds up where
 they are defined.
 
@@ -36,10 +37,9 @@ def without(text, opening, closing):
 
 
 class Class:
-    def __init__(self, name, kind, line):
-        self.name, self.kind, self.line = name, kind, line
-        self.methods, self.fields = [], []
-        self.hides = kind == "class"  # until something is public: has private members
+    def __init__(self, name, kind, bases=()):
+        self.name, self.kind, self.bases = name, kind, bases
+        self.methods, self.overrides, self.virtuals, self.fields = [], [], set(), []
 
     def declare(self, text):
         """`text`: a declaration of the class, without its body."""
@@ -62,10 +62,14 @@ class Class:
             if named is None:
                 raise ValueError(f"{self.name}: {text}")
             name = named.group(1)
-            short = self.name.rsplit("::", 1)[-1]
-            special = name.lstrip("~") == short or "operator" in text or re.search(r"=\s*(delete|default)\s*$", text) or name == "requires"
-            if not special and not re.search(r"\)[^()]*\b(override|final)\b", text) and not text.startswith("friend"):
-                self.methods.append(name)
+            if name.startswith("~") or "operator" in text or re.search(r"=\s*(delete|default)\s*$", text) or name == "requires":
+                return
+            if re.search(r"\)[^()]*\b(override|final)\b", text):
+                self.overrides.append(name)
+                return
+            self.methods.append(name)
+            if text.startswith("virtual "):
+                self.virtuals.add(name)
             return
         if re.match(r"^static\b", text):  # of the class, not of its objects
             return
@@ -90,7 +94,10 @@ def classes(text):
             in_class = stack and isinstance(stack[-1], Class)
             if not skip and opened and not re.match(r"\s*enum\b", before):
                 outer = next((one.name + "::" for one in reversed(stack) if isinstance(one, Class)), "")
-                one = Class(outer + opened.group(2), opened.group(1), text.count("\n", 0, at) + 1)
+                # Of Regroups<RequestBackend>, both are bases.
+                heritage = re.search(r"(?<!:):(?!:)([^:]|::)*$", ACCESS.sub("", before))
+                bases = set(re.findall(r"\w+", heritage.group())) if heritage else set()
+                one = Class(outer + opened.group(2), opened.group(1), bases)
                 found.append(one)
                 stack.append(one)
                 start = at + 1
@@ -148,6 +155,21 @@ def lines(text):
             result[name] = result.get(name, 0) + number - start + 1
             name = None
     return result
+
+
+def count_methods(one, known):
+    """Its methods, with the overrides of virtual methods that `known` classes, its bases, declare."""
+    by_name = {}
+    for other in known:
+        by_name.setdefault(other.name.rsplit("::", 1)[-1], []).append(other)
+    virtuals, left, seen = set(), set(one.bases), set()
+    while left:
+        name = left.pop()
+        seen.add(name)
+        for base in by_name.get(name, []):
+            virtuals |= base.virtuals
+            left |= base.bases - seen
+    return len(one.methods) + sum(name in virtuals for name in one.overrides)
 
 
 def is_plain_data(one):

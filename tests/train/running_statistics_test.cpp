@@ -265,7 +265,7 @@ TEST_P(RunningStatisticsOn, TakeIntegersAndReturnFloats) {
 }
 
 TEST(RunningStatisticsTest, RefusesInputsThatAreNoSamples) {
-  const RunningStatistics seen(std::vector<int64_t>{4});
+  RunningStatistics seen(std::vector<int64_t>{4});
   for (const auto& call : {std::function([&](const at::Tensor& x) { (void)seen->forward(x); }),
                            std::function([&](const at::Tensor& x) { (void)seen->denormalized(x); })}) {
     EXPECT_TRUE(has(complaint([&] { call(at::rand({5, 1})); }), "the shape [5, 1], which must be [..., 4]"));
@@ -297,6 +297,17 @@ TEST(RunningStatisticsTest, StayDoubleInAModuleThatIsConverted) {
     EXPECT_EQ(seen.count(), 0);
     seen.update(at::full({1, 3}, 7.0), context.group());
     EXPECT_TRUE(at::equal(seen.mean(), at::full({3}, 7.0, at::kDouble))) << seen.mean();
+  });
+}
+
+TEST(RunningStatisticsTest, StandInASequential) {
+  run_ranks({2, "shm"}, [](Context& context) {
+    RunningStatistics seen(std::vector<int64_t>{3});
+    seen->update(at::full({4, 3}, 2.0 * context.rank()), context.group());
+    torch::nn::Sequential policy(seen, torch::nn::Linear(3, 2));
+    const at::Tensor x = at::full({5, 3}, 2.0);
+    EXPECT_TRUE(at::equal(policy->forward(x), policy[1]->as<torch::nn::Linear>()->forward(seen->forward(x))));
+    EXPECT_NEAR(seen->forward(x).max().item<double>(), 1, 1e-6);
   });
 }
 

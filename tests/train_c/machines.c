@@ -140,6 +140,7 @@ static void test_wrong_values(lockstep_train_world* world, const char* folder) {
   refused(world, folder, "{\"error_feedback\": 1}", "diloco.error_feedback is 1; give true or false");
   refused(world, folder, "{\"outer_lr\": 0}", "diloco.outer_lr is 0; give more than 0");
   refused(world, folder, "{\"outer_momentum\": 1}", "diloco.outer_momentum is 1; give at least 0, and less than 1");
+  refused(world, folder, "{\"max_nonfinite_rounds\": 0}", "diloco.max_nonfinite_rounds is 0; give a whole number from 1");
   refused(world, folder, "{\"every\": 4}", "diloco.every is not known there; known are sync_every, ");
   refused(world, folder, "3", "diloco is 3; give a name, or an object in braces");
   char path[1024];

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "base/printable.h"
+#include "base/text.h"
 
 namespace lockstep {
 

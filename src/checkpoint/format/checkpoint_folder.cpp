@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -19,6 +18,7 @@
 #include "base/error.h"
 #include "base/file_operations.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "checkpoint/format/byte_source.h"
 
 namespace lockstep {
@@ -146,9 +146,7 @@ std::string CheckpointFolder::new_name(int64_t step) const {
     for (const char* ending : {".pt", ".json", ".pt.partial", ".json.partial"})
       if (const auto name = parse(file, ending); name && name->step == step)
         number = std::max(number, name->number + 1);
-  char text[64];
-  std::snprintf(text, sizeof text, "step-%012lld.%d", static_cast<long long>(step), number);
-  return text;
+  return formatted("step-%012lld.%d", static_cast<long long>(step), number);
 }
 
 void CheckpointFolder::make(bool to_write) const {

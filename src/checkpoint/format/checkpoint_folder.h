@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/byte_sink.h"
+#include "base/atomic_file.h"
 #include "base/file_descriptor.h"
 
 namespace lockstep {

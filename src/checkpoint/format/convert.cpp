@@ -1,4 +1,4 @@
-#include "checkpoint/format/convert.h"
+#include "checkpoint/format/file_tools.h"
 
 #include <algorithm>
 #include <set>

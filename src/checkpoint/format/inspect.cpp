@@ -1,9 +1,9 @@
-#include "checkpoint/format/inspect.h"
+#include "checkpoint/format/file_tools.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "base/printable.h"
+#include "base/text.h"
 #include "checkpoint/format/contents.h"
 
 namespace lockstep {

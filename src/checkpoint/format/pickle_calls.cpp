@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "checkpoint/format/pickle_reader.h"
+#include "checkpoint/format/pickle_tree.h"
 #include "checkpoint/format/tensor_entry.h"
 
 namespace lockstep {

@@ -1,7 +1,7 @@
 #include "checkpoint/format/pickle_machine.h"
 
 #include "base/error.h"
-#include "checkpoint/format/pickle_reader.h"
+#include "checkpoint/format/pickle_tree.h"
 
 namespace lockstep {
 namespace {

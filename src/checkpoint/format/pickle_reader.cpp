@@ -1,4 +1,4 @@
-#include "checkpoint/format/pickle_reader.h"
+#include "checkpoint/format/pickle_tree.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,10 +1,10 @@
 #include "checkpoint/format/pt_file.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "base/error.h"
-#include "checkpoint/format/pickle_reader.h"
+#include "base/text.h"
+#include "checkpoint/format/pickle_tree.h"
 
 // Source: the output of torch.save of PyTorch 2.13, byte by byte; torch/serialization.py.
 
@@ -155,9 +155,8 @@ PtWriter::PtWriter(ByteSink& sink, std::string name, const std::string& pickle, 
 void PtWriter::finish() {
   zip_.add(name_ + "/version", "3\n");
   // PyTorch writes a number that depends on the content, for logs.
-  char id[41];
-  std::snprintf(id, sizeof id, "%040llu", static_cast<unsigned long long>(zip_.combined_crc()));
-  zip_.add(name_ + "/.data/serialization_id", id);
+  zip_.add(name_ + "/.data/serialization_id",
+           formatted("%040llu", static_cast<unsigned long long>(zip_.combined_crc())));
   zip_.finish();
 }
 

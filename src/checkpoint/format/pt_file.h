@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/byte_sink.h"
+#include "base/atomic_file.h"
 #include "checkpoint/format/byte_source.h"
 #include "checkpoint/format/pickle_tree.h"
 #include "checkpoint/format/zip_reader.h"

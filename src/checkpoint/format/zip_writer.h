@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/byte_sink.h"
+#include "base/atomic_file.h"
 
 namespace lockstep {
 

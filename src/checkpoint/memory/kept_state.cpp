@@ -18,7 +18,6 @@
 #include "checkpoint/format/pt_file.h"
 #include "checkpoint/memory/memory_slots.h"
 #include "checkpoint/memory/slot_source.h"
-#include "checkpoint/memory/state_keys.h"
 
 // A state in memory is several .pt files: the state common to all ranks, and each rank's own (memory_tier.h). A
 // checkpoint on disk is one .pt file. This file converts the former to the latter without torch: pickles are read as

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -104,5 +105,9 @@ class FlightRecorder {
   std::deque<Entry> history_ LOCKSTEP_GUARDED_BY(mutex_);
   std::string interruption_ LOCKSTEP_GUARDED_BY(mutex_);
 };
+
+/// Lets std::exit(), which destroys nothing on the stack of its thread, leave the recorder's word if this thread calls
+/// it.
+void leave_word_at_exit(const std::shared_ptr<FlightRecorder>& recorder);
 
 }  // namespace lockstep::gloo_engine

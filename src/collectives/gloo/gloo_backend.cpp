@@ -17,7 +17,6 @@
 #include "collectives/core_types.h"
 #include "collectives/data_port.h"
 #include "collectives/engine_interfaces.h"
-#include "collectives/gloo/all_gather.h"
 #include "collectives/gloo/blocked_sigpipe.h"
 #include "collectives/gloo/flight_recorder.h"
 #include "collectives/gloo/messages.h"
@@ -25,10 +24,9 @@
 #include "collectives/gloo/tree_reduction.h"
 #include "collectives/gloo/uneven_exchange.h"
 #include "collectives/gloo/watched_work.h"
-#include "collectives/gloo/word_at_exit.h"
 #include "collectives/message_watch.h"
 #include "collectives/operand.h"
-#include "collectives/shm/backend/store_exchange.h"
+#include "collectives/shm/backend/c10d_meeting_store.h"
 #include "collectives/typed_message.h"
 
 // Gloo itself compares nothing: ranks that call different collectives take each other's data, or wait until the

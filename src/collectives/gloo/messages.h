@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace lockstep::gloo_engine {
@@ -25,5 +26,16 @@ inline int part_tag(int tag, int part) {
               "; it is ", tag);
   return tag | part << kTagBits;
 }
+
+/// A part of the memory of a collective, for or from a rank.
+using PartOfRank = c10::function_ref<at::Tensor(int rank)>;
+/// Every rank sends the others their parts, in pieces, and receives its own from them. Throws what a message's wait()
+/// throws.
+void exchange_parts(PartOfRank sent, PartOfRank received, int rank, int world_size, Stage stage,
+                    const Messages& messages);
+
+/// Row r of `rows` becomes rank r's `row`, which may be that row itself: every rank sends its row to all others, and
+/// receives theirs in place. Both are contiguous. Throws what a message's wait() throws.
+void all_gather(const at::Tensor& rows, const at::Tensor& row, int rank, int world_size, const Messages& messages);
 
 }  // namespace lockstep::gloo_engine

@@ -1,22 +1,17 @@
 #include "collectives/gloo/uneven_exchange.h"
 
-#include <algorithm>
 #include <cstring>
 #include <numeric>
 
 #include <ATen/ATen.h>
 
 #include "collectives/core_types.h"
-#include "collectives/gloo/all_gather.h"
+#include "collectives/gloo/messages.h"
 #include "collectives/operand.h"
 #include "collectives/split_table.h"
-#include "rank_page/rank_board.h"
 
 namespace lockstep::gloo_engine {
 namespace {
-
-/// Received within one wait; a launcher sees progress at each.
-constexpr int64_t kMovedAtOnce = int64_t{4} << 20;
 
 std::vector<int64_t> bytes_of_splits(const at::Tensor& tensor, const std::vector<int64_t>& splits, int world_size) {
   const int64_t rows = tensor.size(0), row = rows == 0 ? 0 : bytes_of(tensor) / rows;
@@ -57,25 +52,9 @@ void run(const UnevenExchange& task, const Messages& messages) {
     const auto mine = bytes.begin() + peer;
     return all.narrow(0, std::accumulate(bytes.begin(), mine, int64_t{0}), *mine);
   };
-  std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  const auto in_pieces = [&](const Post& post, const at::Tensor& part, int peer) {
-    for (int64_t begin = 0; begin < part.numel(); begin += kMovedAtOnce)
-      works.push_back(
-          post(part.narrow(0, begin, std::min(kMovedAtOnce, part.numel() - begin)), peer, Stage::kOperands));
-  };
-  for (int i = 1; i < task.world_size; ++i) {
-    const int peer = (task.rank + i) % task.world_size;
-    in_pieces(messages.receive, part_of(task.output, task.received, peer), peer);
-  }
-  for (int i = 1; i < task.world_size; ++i) {
-    const int peer = (task.rank + i) % task.world_size;
-    in_pieces(messages.send, part_of(task.input, task.sent, peer), peer);
-  }
-  part_of(task.output, task.received, task.rank).copy_(part_of(task.input, task.sent, task.rank));
-  for (const auto& work : works) {
-    work->wait();
-    own_page().beat();
-  }
+  exchange_parts([&](int peer) { return part_of(task.input, task.sent, peer); },
+                 [&](int peer) { return part_of(task.output, task.received, peer); }, task.rank, task.world_size,
+                 Stage::kOperands, messages);
 }
 
 }  // namespace lockstep::gloo_engine

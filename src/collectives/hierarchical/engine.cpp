@@ -4,7 +4,7 @@
 #include "base/interruption.h"
 #include "collectives/cause.h"
 #include "collectives/gloo/blocked_sigpipe.h"
-#include "collectives/gloo/word_at_exit.h"
+#include "collectives/gloo/flight_recorder.h"
 #include "collectives/split_table.h"
 #include "collectives/timeout_hint.h"
 #include "rank_page/operation_label.h"

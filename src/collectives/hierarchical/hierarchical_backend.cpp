@@ -19,8 +19,8 @@
 #include "collectives/hierarchical/gloo_carrier.h"
 #include "collectives/hierarchical/halving_plan.h"
 #include "collectives/machine_memory.h"
+#include "collectives/shm/backend/c10d_meeting_store.h"
 #include "collectives/shm/backend/make_backend.h"
-#include "collectives/shm/backend/store_exchange.h"
 #include "collectives/shm/kernels/reduce.h"
 #include "collectives/typed_message.h"
 
@@ -92,6 +92,7 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
                                   public Interruptible,
                                   public FinishesPending,
                                   public LeavesWord,
+                                  public SharesMemory,
                                   public MachineMemory {
  public:
   HierarchicalBackend(EnginePtr engine, std::shared_ptr<Carrier> messages, std::string name,
@@ -129,6 +130,7 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
     engine_->wait(engine_->start(std::move(request), timeout_, /*at_once=*/true));
   }
 
+  MachineMemory& machine_memory() override { return *this; }
   int ranks_here() const override { return engine_->layout().ranks_on(engine_->layout().here()); }
   int rank_here() const override { return engine_->layout().local(); }
 
@@ -137,7 +139,7 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
     at::Tensor memory;
     std::string failure;
     try {
-      memory = engine_->shared() != nullptr ? engine_->shared()->allocate_together(elements, options)
+      memory = engine_->shared() != nullptr ? engine_->shared()->machine_memory().allocate_together(elements, options)
                                             : allocate_alone(elements, options);
     } catch (const LimitError& error) {
       failure = error.what();
@@ -158,16 +160,17 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
 
   std::vector<std::byte*> address_everywhere(const at::Tensor& mine) override {
     finish_earlier_operations();
-    if (engine_->shared() != nullptr) return engine_->shared()->address_everywhere(mine);
+    if (engine_->shared() != nullptr) return engine_->shared()->machine_memory().address_everywhere(mine);
     return {static_cast<std::byte*>(mine.mutable_data_ptr())};
   }
 
   std::optional<uint64_t> place_of(const at::Tensor& mine) const override {
-    return engine_->shared() != nullptr ? engine_->shared()->place_of(mine) : std::nullopt;
+    return engine_->shared() != nullptr ? engine_->shared()->machine_memory().place_of(mine) : std::nullopt;
   }
   const std::byte* memory_of(int rank, uint64_t place) const override {
     const int local = local_of(rank);
-    return engine_->shared() != nullptr && local >= 0 ? engine_->shared()->memory_of(local, place) : nullptr;
+    return engine_->shared() != nullptr && local >= 0 ? engine_->shared()->machine_memory().memory_of(local, place)
+                                                      : nullptr;
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& options) override {

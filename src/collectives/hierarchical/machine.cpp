@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "collectives/shm/backend/store_exchange.h"
+#include "collectives/shm/backend/c10d_meeting_store.h"
 #include "collectives/shm/segment/bootstrap.h"
 
 namespace lockstep::hierarchical_engine {

@@ -4,8 +4,8 @@
 
 #include "collectives/hierarchical/hierarchical_backend.h"
 #include "collectives/mpi/mpi_carrier.h"
+#include "collectives/shm/backend/c10d_meeting_store.h"
 #include "collectives/shm/backend/make_backend.h"
-#include "collectives/shm/backend/store_exchange.h"
 #include "collectives/shm/segment/layout.h"
 
 // The engine is the one for several machines (collectives/hierarchical), with MPI as its carrier. This file only

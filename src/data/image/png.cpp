@@ -8,7 +8,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/printable.h"
+#include "base/text.h"
 #include "data/image/image.h"
 
 namespace lockstep {

@@ -10,8 +10,8 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "base/printable.h"
 #include "base/shell_word.h"
+#include "base/text.h"
 #include "launch/error_page.h"
 #include "launch/launch_error.h"
 #include "launch/run_text.h"
@@ -21,11 +21,7 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-std::string short_seconds(double elapsed) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.*f", elapsed < 10 ? 2 : 1, elapsed);
-  return text.data();
-}
+std::string short_seconds(double elapsed) { return formatted("%.*f", elapsed < 10 ? 2 : 1, elapsed); }
 
 std::string mebibytes(uint64_t bytes) { return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB"; }
 

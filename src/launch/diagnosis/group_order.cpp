@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "base/printable.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {

@@ -2,7 +2,8 @@
 
 #include <filesystem>
 #include <fstream>
-#include <sstream>
+
+#include "base/proc_file.h"
 
 namespace lockstep {
 namespace {
@@ -18,7 +19,7 @@ std::optional<uint64_t> value_of(const fs::path& path, const std::string& key) {
   return std::nullopt;
 }
 
-std::optional<uint64_t> number_in(const fs::path& path) {
+std::optional<uint64_t> number_in_file(const fs::path& path) {
   std::ifstream file(path);
   uint64_t value = 0;
   if (!(file >> value)) return std::nullopt;                                 // "max"
@@ -33,17 +34,12 @@ struct Place {
 };
 
 std::optional<Place> find_place(const std::string& root) {
-  std::ifstream groups(root + "/proc/self/cgroup");
   std::optional<Place> place;
-  for (std::string line; std::getline(groups, line);) {
-    std::istringstream fields(line);
-    std::string id, controllers, group;
-    if (!std::getline(fields, id, ':') || !std::getline(fields, controllers, ':') || !std::getline(fields, group))
-      continue;
-    const fs::path relative = fs::path(group).relative_path();
-    if ((',' + controllers + ',').find(",memory,") != std::string::npos)
+  for (const Cgroup& group : own_cgroups(root)) {
+    const fs::path relative = fs::path(group.path).relative_path();
+    if (group.has("memory"))
       return Place{root + "/sys/fs/cgroup/memory", relative, "memory.oom_control", "memory.limit_in_bytes"};
-    if (controllers.empty()) place = Place{root + "/sys/fs/cgroup", relative, "memory.events", "memory.max"};
+    if (group.is_v2()) place = Place{root + "/sys/fs/cgroup", relative, "memory.events", "memory.max"};
   }
   return place;
 }
@@ -55,7 +51,8 @@ MemoryKills count_memory_kills(const std::string& root) {
   if (const auto place = find_place(root)) {
     fs::path folder = place->root;
     const auto look = [&] {
-      if (const auto limit = number_in(folder / place->limit); limit && *limit < kills.limit_bytes.value_or(UINT64_MAX))
+      if (const auto limit = number_in_file(folder / place->limit);
+          limit && *limit < kills.limit_bytes.value_or(UINT64_MAX))
         kills.limit_bytes = limit;
       // In version 2 a count includes nested groups: the innermost group with a count is the most specific.
       if (const auto count = value_of(folder / place->events, "oom_kill")) {

@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/printable.h"
+#include "base/text.h"
 
 namespace lockstep {
 namespace {

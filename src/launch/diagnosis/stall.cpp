@@ -4,8 +4,8 @@
 #include <bit>
 #include <functional>
 
-#include "base/printable.h"
 #include "base/rank_names.h"
+#include "base/text.h"
 #include "launch/diagnosis/group_order.h"
 
 namespace lockstep {

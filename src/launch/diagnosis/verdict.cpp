@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "base/printable.h"
+#include "base/text.h"
 #include "launch/diagnosis/blame.h"
 #include "launch/launch_error.h"
 #include "launch/restart_policy.h"

@@ -1,4 +1,4 @@
-#include "optim/kernels/step_sets.h"
+#include "optim/kernels/step_kernel.h"
 
 namespace lockstep::optim {
 namespace {

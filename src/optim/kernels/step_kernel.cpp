@@ -1,7 +1,5 @@
 #include "optim/kernels/step_kernel.h"
 
-#include "optim/kernels/step_sets.h"
-
 namespace lockstep::optim {
 
 StepFunction find_step(shm::DataType type, Algorithm algorithm, bool with_master,

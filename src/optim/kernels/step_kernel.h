@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "collectives/shm/kernels/element.h"
 #include "collectives/shm/kernels/reduce.h"
@@ -53,5 +54,11 @@ using StepFunction = void (*)(const StepTask&);
 /// the parameter, and the parameter counts; so the master may start with any value.
 StepFunction find_step(shm::DataType type, Algorithm algorithm, bool with_master = false,
                        shm::InstructionSet set = shm::best_instruction_set());
+
+// One translation unit per instruction set, for the reason given in collectives/shm/kernels/reduce.h.
+StepFunction find_step_baseline(shm::DataType type, Algorithm algorithm, bool with_master);
+StepFunction find_step_avx2(shm::DataType type, Algorithm algorithm, bool with_master);
+StepFunction find_step_avx512(shm::DataType type, Algorithm algorithm, bool with_master);
+StepFunction find_step_neon(shm::DataType type, Algorithm algorithm, bool with_master);
 
 }  // namespace lockstep::optim

@@ -1,6 +1,6 @@
 #include <arm_neon.h>
 
-#include "optim/kernels/step_sets.h"
+#include "optim/kernels/step_kernel.h"
 
 namespace lockstep::optim {
 namespace {

@@ -13,17 +13,15 @@
 #include <lockstep/metrics.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <typeinfo>
 #include <utility>
 
 #include <c10/util/Type.h>
 
-#include "base/first_difference.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "base/virtual_ranks.h"
 #include "collectives/group_state.h"
 #include "rank_page/operation_label.h"
@@ -246,11 +244,7 @@ MetricValues Metrics::values() const {
 
 std::string Metrics::to_string() const {
   std::string text;
-  for (const auto& [name, value] : values()) {
-    std::array<char, 32> number;
-    std::snprintf(number.data(), number.size(), "%.4f", value);
-    text += (text.empty() ? "" : "  ") + name + " " + number.data();
-  }
+  for (const auto& [name, value] : values()) text += (text.empty() ? "" : "  ") + name + " " + formatted("%.4f", value);
   return text;
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,7 +13,10 @@
 #include "base/error.h"
 #include "base/interruption.h"
 #include "collectives/cause.h"
+#include "collectives/shm/segment/bootstrap.h"
+#include "rendezvous/generation.h"
 #include "rendezvous/meeting_store.h"
+#include "rendezvous/text_exchange.h"
 
 namespace lockstep::shm_engine {
 
@@ -68,5 +73,17 @@ class C10dMeetingStore final : public MeetingStore {
 
   const c10::intrusive_ptr<c10d::Store> store_;
 };
+
+/// lockstep::exchange_texts over a store of c10d's.
+inline shm::AllGather exchange_over(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+                                    std::chrono::milliseconds timeout) {
+  return exchange_texts(std::make_shared<C10dMeetingStore>(std::move(store)), rank, world_size, timeout);
+}
+
+/// lockstep::agree_on_generation in a store of c10d's.
+inline Generation agree_on_generation(c10d::Store& store, int rank, int world_size, std::chrono::milliseconds timeout) {
+  C10dMeetingStore meeting(c10::intrusive_ptr<c10d::Store>::reclaim_copy(&store));
+  return lockstep::agree_on_generation(meeting, rank, world_size, timeout);
+}
 
 }  // namespace lockstep::shm_engine

@@ -41,8 +41,8 @@ void ShmBackend::join(BackendStatePtr group) {
   {
     const MutexLock lock(mutex_);
     coalescing_.reset();
-    owned_together_.clear();  // the old group's memory goes with its last tensor
   }
+  memory_.forget();
   if (!writes_page_) return;
   shared_->core().expect_several_callers();
   own_page().communicates();

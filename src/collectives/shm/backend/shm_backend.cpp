@@ -2,8 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "collectives/shm/backend/c10d_meeting_store.h"
 #include "collectives/shm/backend/make_backend.h"
-#include "collectives/shm/backend/store_exchange.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep::shm_engine {

@@ -6,8 +6,8 @@
 
 #include "base/mutex.h"
 #include "collectives/engine_interfaces.h"
-#include "collectives/machine_memory.h"
 #include "collectives/shm/backend/backend_state.h"
+#include "collectives/shm/backend/group_memory.h"
 #include "collectives/shm/backend/request_backend.h"
 #include "collectives/shm/backend/shm_work.h"
 #include "collectives/torch_releases.h"
@@ -19,7 +19,7 @@ class ShmBackend final : public Regroups<RequestBackend>,
                          public BlockingEngine,
                          public Interruptible,
                          public FinishesPending,
-                         public MachineMemory {
+                         public SharesMemory {
  public:
   /// `writes_page`: this object's operations are shown on the rank's page.
   ShmBackend(BackendStatePtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page = false);
@@ -62,13 +62,7 @@ class ShmBackend final : public Regroups<RequestBackend>,
   // blocking.cpp, with finish_now
   void run(shm::Request&& request) override;
 
-  // machine_memory.cpp
-  int ranks_here() const override { return getSize(); }
-  int rank_here() const override { return getRank(); }
-  at::Tensor allocate_together(int64_t elements, const at::TensorOptions& options) override;
-  std::vector<std::byte*> address_everywhere(const at::Tensor& mine) override;
-  std::optional<uint64_t> place_of(const at::Tensor& mine) const override;
-  const std::byte* memory_of(int rank, uint64_t place) const override;
+  MachineMemory& machine_memory() override { return memory_; }
 
   // messages.cpp
   WorkPtr send(Tensors& tensors, int to, int tag) override;
@@ -99,7 +93,6 @@ class ShmBackend final : public Regroups<RequestBackend>,
   /// Null if nothing is shown.
   std::optional<PageNote> page_note(const TensorRequest& request, uint64_t sequence);
 
-  void give_back_unowned();
   void show_group();
 
   BackendStatePtr shared_;  ///< replaced by regroup() alone, with which no other call of this object may coincide
@@ -108,13 +101,12 @@ class ShmBackend final : public Regroups<RequestBackend>,
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<uint64_t> sequence_{0};  ///< operations started
   PageGroup on_page_;                  ///< set before the first operation
+  GroupMemory memory_{*this};
 
   mutable Mutex mutex_;
   mutable std::string handle_ LOCKSTEP_GUARDED_BY(mutex_);  ///< empty before the first call of handle()
   std::set<int64_t> uuids_ LOCKSTEP_GUARDED_BY(mutex_);     ///< of all calls of regroup()
   std::optional<std::vector<WorkPtr>> coalescing_ LOCKSTEP_GUARDED_BY(mutex_);  ///< since startCoalescing
-  /// On rank 0: memory made by allocate_together().
-  std::vector<std::byte*> owned_together_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::shm_engine

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "collectives/shm/kernels/reduce_sets.h"
 #include "collectives/shm/segment/layout.h"
 #include "rank_page/rank_board.h"
 

@@ -1,6 +1,6 @@
 #include <immintrin.h>
 
-#include "collectives/shm/kernels/reduce_sets.h"
+#include "collectives/shm/kernels/reduce.h"
 
 namespace lockstep::shm {
 namespace {

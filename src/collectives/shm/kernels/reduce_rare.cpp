@@ -1,4 +1,4 @@
-#include "collectives/shm/kernels/reduce_sets.h"
+#include "collectives/shm/kernels/reduce.h"
 
 #include <bit>
 #include <cstring>

@@ -84,7 +84,6 @@ class Channels {
   /// Grows whenever a part of a message has moved.
   uint64_t advances() const { return advances_; }
   size_t pending() const { return pending_; }
-  bool idle() const { return pending_ == 0; }
   void fail_all(const std::string& why);
 
   /// Ranks that have not taken all that was sent to them, and those of which a receive is not done, as bits.

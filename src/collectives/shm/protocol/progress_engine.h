@@ -45,7 +45,7 @@ class ProgressEngine {
   /// Does what can be done now. True if something is still pending.
   bool advance();
   /// Nothing is pending.
-  bool is_idle() const { return pipeline_.is_empty() && channels_.idle(); }
+  bool is_idle() const { return pipeline_.is_empty() && channels_.pending() == 0; }
   /// The ranks that the last advance() was blocked on, as bits: each of them must act, ...
   uint64_t blocked_on() const { return blocked_on_; }
   /// ... or any one of these, ...

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <vector>
 
-#include "base/counted.h"
 #include "base/rank_names.h"
+#include "base/text.h"
 #include "collectives/message_tags.h"
 #include "collectives/purpose.h"
 #include "collectives/shm/protocol/channels.h"

@@ -12,8 +12,8 @@
 #include <optional>
 
 #include "base/clock.h"
-#include "base/descriptor_limit.h"
 #include "base/error.h"
+#include "base/file_descriptor.h"
 #include "base/socket.h"
 #include "base/usable_cores.h"
 #include "collectives/shm/segment/bootstrap_card.h"

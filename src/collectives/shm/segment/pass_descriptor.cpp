@@ -6,8 +6,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/descriptor_limit.h"
 #include "base/error.h"
+#include "base/file_descriptor.h"
 #include "base/socket.h"
 
 namespace lockstep {
