@@ -53,7 +53,7 @@ void Communicator::init(at::Device device, const std::string& name, const comms:
   device_ = device;
   options_ = options;
   options_.store = nullptr;
-  given_ = options.store;
+  stores_.given = options.store;
   handle_ = own_handle();
   if (options.enable_reconfigure) {
     state_ = State::kUnformed;
@@ -75,7 +75,7 @@ void Communicator::init(at::Device device, const std::string& name, const comms:
 
 void Communicator::join(const StorePtr& store, int rank, int size) {
   replace(python::make_engine(store, rank, size, options_.timeout, python::EngineUse::kBackend), State::kFormed);
-  store_ = store;
+  stores_.present = store;
 }
 
 void Communicator::replace(BackendPtr backend, State state) {
@@ -110,8 +110,7 @@ void Communicator::finalize() {
   // A thread that takes Python's lock after the interpreter has begun to end would end the process.
   for (const Deadline deadline(kForOthers); in_hands_.use_count() > 1 && !deadline.passed();)
     std::this_thread::sleep_for(std::chrono::microseconds(100));
-  store_.reset();
-  given_.reset();
+  stores_ = {};
   if (!pending.empty()) refuse("finalize(): ", pending);
 }
 
@@ -120,15 +119,15 @@ std::string_view Communicator::getBackendVersion() const { return library_versio
 std::shared_ptr<comms::TorchCommBackend> Communicator::split(const std::vector<int>& ranks, const std::string& name,
                                                              const comms::CommOptions& options) {
   formed();
-  if (!store_) refuse("split(): its group was formed without a store; give new_comm() one");
-  const int64_t nth = store_->add(c10::str("split/", name, "/calls/", rank_), 1);  // this rank's, of this name
+  if (!stores_.present) refuse("split(): its group was formed without a store; give new_comm() one");
+  const int64_t nth = stores_.present->add(c10::str("split/", name, "/calls/", rank_), 1);  // this rank's, of this name
   if (ranks.empty()) return nullptr;
   const std::string list = "[" + c10::Join(", ", ranks) + "]";
   const std::set<int> each(ranks.begin(), ranks.end());
   if (each.size() != ranks.size() || *each.begin() < 0 || *each.rbegin() >= size_ || !each.count(rank_))
     refuse("split(): rank ", rank_, " gave ", list, "; a list holds ranks from 0 to ", size_ - 1,
            ", each once, and its caller");
-  const StorePtr store = within(store_, c10::str("split/", name, "/", nth));
+  const StorePtr store = within(stores_.present, c10::str("split/", name, "/", nth));
   store->set(std::to_string(rank_), list);
   std::string unlike;
   for (const int rank : ranks) {
@@ -168,8 +167,9 @@ c10::intrusive_ptr<comms::TorchWork> Communicator::reconfigure(const comms::Reco
   auto group = std::make_shared<shm_engine::BackendState>(std::move(world));
   replace(c10::make_intrusive<shm_engine::ShmBackend>(std::move(group), options_.timeout, "lockstep", true),
           State::kFormed);
-  store_ = given_;
-  if (given_) store_ = within(given_, c10::str("lockstep/", name_, "/", handles[0], "/", options.uuid));
+  stores_.present = stores_.given;
+  if (stores_.given)
+    stores_.present = within(stores_.given, c10::str("lockstep/", name_, "/", handles[0], "/", options.uuid));
   return c10::make_intrusive<comms::TorchWorkCompleted>();
 }
 

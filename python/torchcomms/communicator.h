@@ -98,9 +98,11 @@ class Communicator : public comms::TorchCommBackend, public std::enable_shared_f
   std::string name_;
   comms::CommOptions options_;  ///< without the store
   comms::InitHandle handle_;
-  StorePtr given_;           ///< for groups that reconfigure() forms; may be null
-  StorePtr store_;           ///< of the present group, for split(); may be null
-  std::set<int64_t> uuids_;  ///< of all calls of reconfigure()
+  struct {
+    StorePtr given;    ///< by init(); null: none, and reconfigure() makes groups without one
+    StorePtr present;  ///< of the present group, for split(); null: none
+  } stores_;
+  std::set<int64_t> uuids_;                                                      ///< of all calls of reconfigure()
   const std::shared_ptr<const bool> in_hands_ = std::make_shared<const bool>();  ///< the tickets of works
   int rank_ = -1, size_ = -1;
   std::atomic<State> state_{State::kNew};
