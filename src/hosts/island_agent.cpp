@@ -31,6 +31,8 @@ constexpr std::chrono::seconds kReachAgain(10);
 /// For ranks that have been told that the run is over, until they are asked to save and leave, and then until they are
 /// killed.
 constexpr std::chrono::seconds kTimeToHear(4), kTimeToSave(8);
+/// For ranks to hear of another machine's error.
+constexpr std::chrono::seconds kTimeToHearWhy(2);
 /// For the coordinator to take the last message.
 constexpr std::chrono::seconds kTimeToTell(2);
 /// Bytes of this machine's under way to the hub, above which no more are taken from the rank.
@@ -237,7 +239,8 @@ void IslandAgent::take(const Channel::Message& message) {
     case Kind::kOver: {
       const Over over = decode<Over>(message.body);
       if (!over.text.empty()) std::cerr << "lockstep: " << over.text << "\n";
-      end_ranks(over.text.empty() ? "the run has ended" : over.text, std::chrono::seconds(0));
+      end_ranks(over.text.empty() ? "the run has ended" : over.text,
+                over.text.empty() ? std::chrono::seconds(0) : kTimeToHearWhy);
       exit_code_ = over.exit_code;
       return;
     }
