@@ -27,7 +27,7 @@ enum class Kind : uint8_t {
   kTake,     ///< the round, whether the run starts, the step and round of its last pseudo-gradient, the outer state
   kResult,   ///< the round, the island that is to send kState or -1, a count, and of each that took part: island, bytes
   kRefused,  ///< a text
-  kSteps,    ///< nothing: another machine makes steps
+  kSteps,    ///< nothing: another machine makes steps, or what this one waits for is on its way
 };
 constexpr Kind kFirst = Kind::kJoin, kLast = Kind::kSteps;
 

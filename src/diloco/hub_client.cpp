@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 
@@ -29,6 +30,7 @@ constexpr std::chrono::milliseconds kLookEvery(200), kStillWaits(2000);
 /// Of the lines that are sent; the hash is of all.
 constexpr size_t kMostLines = 1 << 20;
 constexpr size_t kMostProblem = 2000;
+constexpr size_t kSentAtOnce = 1 << 20;
 constexpr std::chrono::seconds kTellStepsEvery(1);
 
 /// Without a launcher that asks: never.
@@ -86,7 +88,10 @@ void HubClient::disconnect() {
 bool HubClient::send(std::string_view frame) {
   const std::lock_guard lock(sending_);
   try {
-    send_all(socket_.get(), frame.data(), frame.size(), Deadline(kAnyTime));
+    for (; !frame.empty(); frame.remove_prefix(std::min(frame.size(), kSentAtOnce))) {
+      send_all(socket_.get(), frame.data(), std::min(frame.size(), kSentAtOnce), Deadline(kAnyTime));
+      own_page().beat();  // a slow link is no hang
+    }
     return true;
   } catch (const std::exception&) {
     return false;  // the receiver finds the end as well

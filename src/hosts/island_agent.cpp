@@ -203,6 +203,8 @@ void IslandAgent::turn() {
   if (now >= alive_at_) {
     alive_at_ = now + kAliveEvery;
     channel_->send_bytes(static_cast<uint8_t>(hub::Kind::kAlive), {});
+    // A result or state is on its way, which the rank gets when it is whole.
+    if (rank_ && channel_->received() > 0) rank_->send(hub::Kind::kSteps, {});
   }
   if (now - channel_->last_heard() >= kSilence) channel_->close("it has been silent for 4 s");
   if (program_)

@@ -10,6 +10,7 @@ namespace {
 constexpr size_t kMostJoinBytes = (1 << 20) + 4096;  // of model and options
 /// Between two ticks of a hub that runs. After longer ones its machine was stopped or busy, and messages wait.
 constexpr std::chrono::milliseconds kLongTick{300};
+constexpr std::chrono::seconds kTellStepsEvery(1);
 /// Bytes for one machine that its link has not taken, besides those of some rounds.
 constexpr size_t kMostUnsent = 256 << 20, kMostRoundsUnsent = 4;
 
@@ -130,10 +131,7 @@ void RoundHub::handle(int island, Member& member, hub::Kind kind, std::string_vi
 void RoundHub::receive(int island, Member& member, std::string_view body) {
   if (member.standing != Standing::kIn || member.contributed) return;
   // One that is late, for a round that has closed, keeps what it has learned for the next, which waits for it.
-  if (hub::take<int64_t>(body) != round_ + 1) {
-    expected_.insert(island);
-    return;
-  }
+  if (hub::take<int64_t>(body) != round_ + 1) return static_cast<void>(expected_.insert(island));
   member.step = hub::take<int64_t>(body);
   member.takes_part = hub::take<uint8_t>(body) != 0;
   member.outer = hub::take<uint64_t>(body);
@@ -386,6 +384,11 @@ void RoundHub::tick(Clock::time_point now) {
         options_.ended(island, code_of(message->body));
       else
         handle(island, member, static_cast<hub::Kind>(message->kind), message->body);
+    // What it sends for the round is on its way.
+    if (member.channel->received() > 0 && now - told_steps_ >= kTellStepsEvery) {
+      told_steps_ = now;
+      handle(island, member, hub::Kind::kStep, {});
+    }
     member.channel->beat(now);
   }
   drop_the_lost(now);

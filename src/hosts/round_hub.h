@@ -139,7 +139,7 @@ class RoundHub {
   std::string told_;
   size_t largest_ = 0;  // bytes of a result or a state
   std::optional<Clock::time_point> first_waits_;
-  Clock::time_point last_tick_ = Clock::now();
+  Clock::time_point last_tick_ = Clock::now(), told_steps_{};
 };
 
 }  // namespace lockstep::hosts

@@ -279,6 +279,18 @@ TEST_F(Rounds, OneThatWaitsHearsThatAnotherMakesSteps) {
   EXPECT_TRUE(hears_nothing(1));
 }
 
+TEST_F(Rounds, OneThatWaitsHearsThatALargeContributionIsOnItsWay) {
+  make(2, 2);
+  start({0, 1});
+  contribute(0, 1, 20, "a");
+  EXPECT_TRUE(hears_nothing(0));
+  contribute(1, 1, 20, std::string(32 << 20, 'b'));
+  EXPECT_EQ(next(0).kind, Kind::kSteps);
+  Heard heard = next(0);
+  while (heard.kind == Kind::kSteps) heard = next(0);  // one a second
+  EXPECT_EQ(heard.kind, Kind::kResult);
+}
+
 TEST_F(Rounds, OneThatIsNotFiniteIsNamed) {
   make(2, 2);
   start({0, 1});
