@@ -4,7 +4,6 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iostream>
 
 #include "launch/launch_error.h"
@@ -56,7 +55,7 @@ const char* advice(const AgentOptions& options) {
 
 std::unique_ptr<Channel> connect_to_coordinator(const AgentOptions& options, const Tls& tls,
                                                 const LauncherSettings& settings, const Deadline& deadline) {
-  const auto start = Clock::now();
+  const int seconds = (deadline.remaining_ms() + 500) / 1000;
   auto pause = kFirstPause;
   auto tell_at = Clock::now() + kNoteEvery;
   std::string where, why;
@@ -70,8 +69,7 @@ std::unique_ptr<Channel> connect_to_coordinator(const AgentOptions& options, con
     }
     if (deadline.passed())
       throw LaunchError(kExitNotStarted, "the coordinator at " + where + " could not be reached within " +
-                                             std::to_string(static_cast<int>(std::round(seconds_since(start)))) +
-                                             " s: " + why + advice(options));
+                                             std::to_string(seconds) + " s: " + why + advice(options));
     if (options.by_hand && Clock::now() >= tell_at) {
       std::cerr << "lockstep: waits for the coordinator at " << where << " (" << why << ")\n";
       tell_at += kNoteEvery;

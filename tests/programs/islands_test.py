@@ -377,6 +377,23 @@ class IslandsInTrouble(IslandsTest):
             output = self.ended(process, 43, seconds=40)
         self.assertIn("no progress for", output)
 
+    def test_waiting_for_one_that_makes_steps_is_no_hang(self):
+        with Hosts(2) as hosts:
+            output = self.ended(self.begin_islands(hosts, "--max-restarts", "0", "--hang-timeout", "3", steps=20, pause=(1, 400)), 0)
+        self.assertNotIn("no progress for", output)
+        self.assertEqual([one["took_part"] for one in self.rounds()], [[0, 1]])
+
+    def test_one_that_begins_without_its_checkpoint_warns_by_name(self):
+        with Hosts(2) as hosts:
+            process = self.begin_islands(hosts)
+            self.await_round(process, 2)
+            os.kill(self.launcher_of(hosts), signal.SIGTERM)
+            self.ended(process, 60)
+            for folder in ("machine_1", "run"):
+                shutil.rmtree(os.path.join(self.folder, folder))
+            output = self.ended(self.begin_islands(hosts), 0)
+        self.assertRegex(output, r"machine 1 has no checkpoint and begins at step 1, and another one goes on from round \d+")
+
     def test_without_elastic_the_others_wait_until_a_machine_is_back(self):
         with Hosts(2) as hosts:
             process = self.begin_islands(hosts, "--max-restarts", "1")
