@@ -92,7 +92,10 @@ struct DiLoCoStats {
 /// Error on all ranks. `model` outlives it. Used by one thread.
 class DiLoCo {
  public:
-  /// Sets parameters and buffers to rank 0's. `model`: over ranks of one machine. `group`: all ranks of all machines.
+  /// Sets parameters and buffers to rank 0's; with `lockstep run --islands`, whose machines are runs of their own, to
+  /// those of the machine's rank 0, and the first step() sets them to one machine's, plus what was trained before it.
+  /// Let all machines initialise their models alike. `model`: over ranks of one machine. `group`: all ranks of all
+  /// machines.
   /// TORCH_CHECK fails for options out of range, for parameters of another dtype, and if `model` has a DiLoCo.
   DiLoCo(Replica& model, const Group& group, DiLoCoOptions options = {});
   DiLoCo(Replica& model, const Context& context, DiLoCoOptions options = {})

@@ -12,10 +12,13 @@ namespace lockstep::hub {
 /// Kinds are other numbers than those of the agents' own messages, which go the same way.
 enum class Kind : uint8_t {
   // Sent by a machine's first rank.
-  kJoin = 100,  ///< its round, a hash of model and options
+  kJoin = 100,  ///< its round, a hash of model and options, the first lines of these
   kContribute,  ///< the round, its step, whether it takes part, a hash of the outer copy, its pseudo-gradient
   kState,       ///< the round after which it was taken, the outer state
   kLeave,       ///< nothing: it has finished
+  kLate,        ///< nothing: it has missed rounds, and contributes soon
+  kProblem,     ///< a text: why it ends
+  kStep,        ///< nothing: it makes steps
   // Sent by its agent.
   kGone,   ///< nothing: the rank's connection has ended
   kAlive,  ///< nothing
@@ -24,8 +27,9 @@ enum class Kind : uint8_t {
   kTake,     ///< the round, whether the run starts, the step and round of its last pseudo-gradient, the outer state
   kResult,   ///< the round, the island that is to send kState or -1, a count, and of each that took part: island, bytes
   kRefused,  ///< a text
+  kSteps,    ///< nothing: another machine makes steps, or what this one waits for is on its way
 };
-constexpr Kind kFirst = Kind::kJoin, kLast = Kind::kRefused;
+constexpr Kind kFirst = Kind::kJoin, kLast = Kind::kSteps;
 
 constexpr size_t kHeadBytes = 5;
 /// Of a body: of the pseudo-gradients of all machines together, or of an outer state.

@@ -33,7 +33,7 @@ std::optional<size_t> first_not_finite(const std::vector<at::Tensor>& parameters
 std::string outer_problem(const std::string& parameter, int64_t step, const DiLoCoOptions& options,
                           const Machines& machines) {
   if (step == 0)
-    return "DiLoCo: parameter " + parameter + " of rank " + std::to_string(machines.first_rank(0)) +
+    return "DiLoCo: parameter " + parameter + " of " + machines.name_of_first_rank(0) +
            " is not finite, and all machines would begin with it; initialise the model on that rank";
   std::ostringstream text;
   text << "DiLoCo: the outer copy of parameter " << parameter << " is not finite after the round that ended in step "

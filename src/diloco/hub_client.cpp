@@ -2,14 +2,18 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 
 #include <lockstep/error.h>
 
+#include "base/hash.h"
 #include "base/island_variables.h"
 #include "base/library_thread.h"
 #include "base/socket.h"
+#include "rank_page/rank_board.h"
+#include "rank_page/wait_on_page.h"
 
 namespace lockstep::diloco {
 namespace {
@@ -20,6 +24,26 @@ using hub::Kind;
 constexpr std::chrono::seconds kReachAgent(15);
 /// The agent takes what is sent as fast as the network does, and closes the connection when it is over.
 constexpr std::chrono::hours kAnyTime(24);
+/// Between two looks whether the run was asked to stop, and from the first of these to the end of a wait: a round that
+/// the other machines close meanwhile still counts.
+constexpr std::chrono::milliseconds kLookEvery(200), kStillWaits(2000);
+/// Of the lines that are sent; the hash is of all.
+constexpr size_t kMostLines = 1 << 20;
+constexpr size_t kMostProblem = 2000;
+constexpr size_t kSentAtOnce = 1 << 20;
+constexpr std::chrono::seconds kTellStepsEvery(1);
+
+/// Without a launcher that asks: never.
+bool run_is_asked_to_stop() {
+  const RankBoard* const board = launchers_board();
+  return board != nullptr && board->head().stop_asked.load() != 0;
+}
+
+/// Ends before the other ranks' wait for this one, which then hear why.
+std::chrono::milliseconds longest_wait() {
+  const std::chrono::milliseconds timeout = own_page().collective_timeout();
+  return timeout > std::chrono::milliseconds(0) ? timeout * 9 / 10 : std::chrono::minutes(30);
+}
 
 }  // namespace
 
@@ -64,7 +88,10 @@ void HubClient::disconnect() {
 bool HubClient::send(std::string_view frame) {
   const std::lock_guard lock(sending_);
   try {
-    send_all(socket_.get(), frame.data(), frame.size(), Deadline(kAnyTime));
+    for (; !frame.empty(); frame.remove_prefix(std::min(frame.size(), kSentAtOnce))) {
+      send_all(socket_.get(), frame.data(), std::min(frame.size(), kSentAtOnce), Deadline(kAnyTime));
+      own_page().beat();  // a slow link is no hang
+    }
     return true;
   } catch (const std::exception&) {
     return false;  // the receiver finds the end as well
@@ -80,6 +107,10 @@ void HubClient::receive() {
       const auto size = hub::take<uint32_t>(rest);
       Message message{hub::take<Kind>(rest), std::string(size, '\0')};
       receive_all(socket_.get(), message.body.data(), size, Deadline(kAnyTime));
+      if (message.kind == Kind::kSteps) {
+        own_page().beat();  // what it waits for goes on
+        continue;
+      }
       const std::lock_guard lock(mutex_);
       received_.push_back(std::move(message));
       came_.notify_all();
@@ -91,9 +122,24 @@ void HubClient::receive() {
   }
 }
 
-std::optional<HubClient::Message> HubClient::next() {
+std::optional<HubClient::Message> HubClient::next(const char* what) {
+  const WaitOnPage shown(RankPage::kNoGroup, {});
+  const auto longest = longest_wait();
+  const Deadline deadline(longest);
+  std::optional<Deadline> asked;
+  asked_to_stop_ = false;
   std::unique_lock lock(mutex_);
-  came_.wait(lock, [&] { return lost_ || !received_.empty(); });
+  while (!came_.wait_for(lock, kLookEvery, [&] { return lost_ || !received_.empty(); })) {
+    if (!asked && run_is_asked_to_stop()) asked.emplace(kStillWaits);
+    if (asked && asked->passed()) {
+      asked_to_stop_ = true;
+      return {};
+    }
+    if (deadline.passed())
+      throw Error("DiLoCo: " + std::string(what) + " has not come within " + std::to_string(longest.count() / 1000) +
+                  " s, because another machine of `lockstep run --islands` has sent nothing; `lockstep status` of the "
+                  "run shows which, and --round-deadline limits the wait for it");
+  }
   if (received_.empty()) return {};
   Message message = std::move(received_.front());
   received_.pop_front();
@@ -101,21 +147,32 @@ std::optional<HubClient::Message> HubClient::next() {
   return message;
 }
 
-HubClient::Message HubClient::join(int64_t round, uint64_t model) {
+HubClient::Message HubClient::join(int64_t round, const std::string& model) {
+  Hash hash;
+  hash.add(model);
   std::string body;
   hub::put(body, round);
-  hub::put(body, model);
+  hub::put(body, hash.value());
+  body += model.substr(0, kMostLines);
   for (;;) {
     connect();
     send(hub::frame(Kind::kJoin, body));
     // The agent may have lost the hub: then it closes the connection, and takes the next one when it has found it, or
     // says that the run is over, and ends.
-    if (std::optional<Message> message = next()) return std::move(*message);
+    if (std::optional<Message> message = next("the outer state")) return std::move(*message);
+    if (asked_to_stop_)
+      throw Error(
+          "DiLoCo: the run was asked to stop while this machine waited for the outer state of another one; what it has "
+          "saved before is its last checkpoint");
   }
 }
 
-void HubClient::give(const std::string& body) {
+void HubClient::end_giving() {
   if (giver_.joinable()) giver_.join();
+}
+
+void HubClient::give(const std::string& body) {
+  end_giving();
   giver_ = library_thread([this, frame = hub::frame(Kind::kState, body)] { send(frame); });
 }
 
@@ -135,16 +192,42 @@ bool HubClient::is_lost() {
 }
 
 std::deque<std::string> HubClient::contribute(const std::string& body) {
+  end_giving();
   std::deque<std::string> missed = results();
-  if (!missed.empty()) return missed;
+  if (!missed.empty()) {
+    send(hub::frame(Kind::kLate));
+    return missed;
+  }
   if (is_lost() || !send(hub::frame(Kind::kContribute, body))) return {};
-  if (std::optional<Message> message = next()) missed.push_back(std::move(message->body));
+  if (std::optional<Message> message = next("the result of a round")) missed.push_back(std::move(message->body));
+  // The hub takes back what is in no round yet.
+  if (asked_to_stop_) disconnect();
   return missed;
 }
 
 void HubClient::leave() {
+  end_giving();
   if (socket_) send(hub::frame(Kind::kLeave));
   disconnect();
+}
+
+void HubClient::note_step() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - step_told_ < kTellStepsEvery || is_lost()) return;
+  const std::unique_lock lock(sending_, std::try_to_lock);
+  if (!lock) return;  // a state is on its way, and training does not wait for it
+  step_told_ = now;
+  const std::string frame = hub::frame(Kind::kStep);
+  try {
+    send_all(socket_.get(), frame.data(), frame.size(), Deadline(kAnyTime));
+  } catch (const std::exception&) {  // NOLINT: the receiver finds the end as well
+  }
+}
+
+void HubClient::report(const std::string& problem) {
+  if (is_lost() || !socket_) return;
+  end_giving();
+  send(hub::frame(Kind::kProblem, problem.substr(0, kMostProblem)));
 }
 
 }  // namespace lockstep::diloco

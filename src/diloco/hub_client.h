@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -37,26 +38,36 @@ class HubClient {
     hub::Kind kind;
     std::string body;
   };
-  /// Connects, and returns the hub's kGive or kTake. Throws Error if the agent is not there, or the hub refuses the
-  /// machine.
-  Message join(int64_t round, uint64_t model);
-  /// Sends a kState in the background.
+  /// Connects, and returns the hub's kGive or kTake. `model`: lines that must be the same on all machines. Throws Error
+  /// if the agent is not there, if the hub refuses the machine, if nothing comes within the collective timeout, and
+  /// soon after the run has been asked to stop.
+  Message join(int64_t round, const std::string& model);
+  /// Sends a kState in the background, before anything else that is sent later.
   void give(const std::string& body);
   /// The results that have come, or else that of the round to which it contributes `body`. Empty: the connection is
-  /// lost. Throws Error if the hub refuses the machine.
+  /// lost, or is_asked_to_stop(). Throws Error if the hub refuses the machine, or no result comes within the collective
+  /// timeout.
   std::deque<std::string> contribute(const std::string& body);
   /// The results that have come.
   std::deque<std::string> results();
   bool is_lost();
+  /// To be called in each step: tells machines that wait for this one that it is no hang.
+  void note_step();
+  /// Whether a wait has ended because the run was asked to stop.
+  bool is_asked_to_stop() const { return asked_to_stop_; }
   void leave();
+  /// Tells the hub why this machine is about to end.
+  void report(const std::string& problem);
 
  private:
   void connect();
   void disconnect();
   bool send(std::string_view frame);
   void receive();
-  /// Empty: the connection is lost.
-  std::optional<Message> next();
+  /// Empty: the connection is lost, or the run was asked to stop. `what`: what it waits for.
+  std::optional<Message> next(const char* what);
+  /// Waits until the state has been sent: the hub takes nothing else before it from a machine that gives the first one.
+  void end_giving();
 
   const HubPlace place_;
   FileDescriptor socket_;
@@ -64,6 +75,8 @@ class HubClient {
   std::condition_variable came_;
   std::deque<Message> received_;
   bool lost_ = true;
+  bool asked_to_stop_ = false;
+  std::chrono::steady_clock::time_point step_told_{};
   std::thread receiver_, giver_;
 };
 

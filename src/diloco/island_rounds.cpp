@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <chrono>
+#include <sstream>
+#include <type_traits>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -55,10 +57,27 @@ void check_other(const StateDict& state, size_t i, const at::Tensor& own) {
 class DiLoCo::State::AmongIslands {
  public:
   explicit AmongIslands(State& state) : s_(state) {}
-  bool step();
-  void finish(bool leaves);
+  bool step() {
+    return reported([this] { return make_step(); });
+  }
+  void finish(bool leaves) {
+    reported([this, leaves] { meet(leaves); });
+  }
 
  private:
+  bool make_step();
+  /// Has a round now of what was trained since the last one.
+  void meet(bool leaves);
+  /// Returns what `call` does; its error reaches the other machines as well.
+  template <typename Call>
+  std::invoke_result_t<Call> reported(const Call& call) const {
+    try {
+      return call();
+    } catch (const std::exception& error) {
+      s_.islands_->report(error.what());
+      throw;
+    }
+  }
   /// Gets the outer state of another machine, or gives its own to all.
   void join_islands();
   void check_has_not_left(const char* call) const;
@@ -72,7 +91,7 @@ class DiLoCo::State::AmongIslands {
   void apply(const diloco::IslandRound& round, bool was_sent);
   void give_state() const;
   void take_state(const std::string& bytes);
-  uint64_t model_and_options() const;
+  std::string model_and_options() const;
   /// The parameters minus the outer copy. Every rank of the machine calls these.
   at::Tensor learned_since_round() const;
   /// The parameters become the outer copy plus `learned`.
@@ -110,16 +129,14 @@ void DiLoCo::State::check_for_islands() const {
 bool DiLoCo::State::step_among_islands() { return AmongIslands(*this).step(); }
 void DiLoCo::State::finish_among_islands(bool leaves) { AmongIslands(*this).finish(leaves); }
 
-uint64_t DiLoCo::State::AmongIslands::model_and_options() const {
-  std::string text = s_.described() + std::to_string(s_.machines_.slices()) + " of " +
-                     std::to_string(s_.options_.max_nonfinite_rounds);
-  for (const std::string& name : s_.names_) text += '\n' + name;
-  for (const auto& [name, tensor] : s_.model_.attached.trained()) text += ' ' + std::to_string(tensor.numel());
+std::string DiLoCo::State::AmongIslands::model_and_options() const {
+  std::ostringstream text;
+  text << s_.agreed_ << "ranks " << s_.machines_.slices() << '\n';
+  for (const auto& [name, tensor] : s_.model_.attached.trained())
+    text << "parameter " << name << ' ' << tensor.scalar_type() << ' ' << tensor.sizes() << '\n';
   for (const auto& [name, buffer] : buffers())
-    text += '\n' + name + ' ' + toString(buffer.scalar_type()) + ' ' + std::to_string(buffer.numel());
-  Hash hash;
-  hash.add(text);
-  return hash.value();
+    text << "buffer " << name << ' ' << buffer.scalar_type() << ' ' << buffer.sizes() << '\n';
+  return text.str();
 }
 
 void DiLoCo::State::AmongIslands::give_state() const {
@@ -190,9 +207,11 @@ void DiLoCo::State::AmongIslands::join_islands() {
 
 void DiLoCo::State::AmongIslands::take_place(const diloco::Islands::Joined& joined) {
   const bool is_counted = s_.stats.steps <= joined.counted_step || s_.stats.rounds < joined.counted_round;
-  if (joined.starts && s_.stats.rounds > 0 && joined.round > s_.stats.rounds)
-    warn(" goes on from a checkpoint after round " + std::to_string(s_.stats.rounds) + ", and another one from round " +
-         std::to_string(joined.round) + ": what it had contributed between is trained again");
+  if (joined.starts && joined.round > s_.stats.rounds)
+    warn((s_.stats.rounds > 0 ? " goes on from a checkpoint after round " + std::to_string(s_.stats.rounds)
+                              : " has no checkpoint and begins at step " + std::to_string(s_.stats.steps)) +
+         ", and another one goes on from round " + std::to_string(joined.round) +
+         ": what it had contributed between is trained again");
   if (s_.stats.steps < joined.counted_step)
     warn(" comes back at step " + std::to_string(s_.stats.steps) + ", and its work up to step " +
          std::to_string(joined.counted_step) +
@@ -303,7 +322,7 @@ bool DiLoCo::State::AmongIslands::island_round() {
   if (missed) fragment().set_sent_at(-1);
   turn().at = s_.stats.steps + (missed ? half_a_round() : s_.options_.sync_every);
   // At once, while it knows what it has sent, which the hub may have counted.
-  if (!s_.islands_->is_in()) join_islands();
+  if (!s_.islands_->is_in() && !s_.islands_->is_asked_to_stop()) join_islands();
   return fragment().sent_at() != s_.stats.steps;
 }
 
@@ -329,9 +348,11 @@ void DiLoCo::State::AmongIslands::check_has_not_left(const char* call) const {
                 "finish() once, at the end, and synchronise() before");
 }
 
-bool DiLoCo::State::AmongIslands::step() {
+bool DiLoCo::State::AmongIslands::make_step() {
   check_has_not_left("step");
   ++s_.stats.steps;
+  s_.islands_->note_step();
+  if (s_.islands_->is_asked_to_stop()) return false;  // the program is about to save what it has
   if (!s_.islands_->is_in()) {
     join_islands();
     return true;
@@ -341,14 +362,14 @@ bool DiLoCo::State::AmongIslands::step() {
   return true;
 }
 
-void DiLoCo::State::AmongIslands::finish(bool leaves) {
+void DiLoCo::State::AmongIslands::meet(bool leaves) {
   if (leaves && s_.islands_->has_left()) return;
   check_has_not_left("synchronise");
   if (!s_.islands_->is_in()) join_islands();
   // One that is late tries again: the others' next round has room for it.
   constexpr int kMost = 8;
   bool missed = s_.stats.steps > turn().repeats_until && fragment().sent_at() != s_.stats.steps;
-  for (int i = 0; i < kMost && missed; ++i) missed = island_round();
+  for (int i = 0; i < kMost && missed && s_.islands_->is_in(); ++i) missed = island_round();
   if (missed)
     warn(" is late for the last " + std::to_string(kMost) + " rounds: what it has learned since is " +
          (leaves ? "lost" : "in the next one"));

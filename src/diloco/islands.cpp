@@ -78,7 +78,7 @@ std::string Islands::on_all(const Speak& speak) const {
   return text.substr(1);
 }
 
-Islands::Joined Islands::join(int64_t round, uint64_t model) {
+Islands::Joined Islands::join(int64_t round, const std::string& model) {
   const OperationLabel label("a machine's way into the rounds of DiLoCo");
   const std::string text = on_all([&] {
     HubClient::Message message = client_->join(round, model);
@@ -129,9 +129,10 @@ std::vector<IslandRound> Islands::contribute(const Contribution& own, const std:
     hub::put(body, static_cast<uint8_t>(own.takes_part ? 1 : 0));
     hub::put(body, outer);
     const auto results = client_->contribute(body + numbers + more);
-    return put_together({results.begin(), results.end()});
+    return (client_->is_asked_to_stop() ? "s" : "c") + put_together({results.begin(), results.end()});
   });
-  std::vector<IslandRound> rounds = read_rounds(text);
+  std::vector<IslandRound> rounds = read_rounds(std::string_view(text).substr(1));
+  asked_to_stop_ = text.front() == 's';
   is_in_ = !rounds.empty();
   return rounds;
 }

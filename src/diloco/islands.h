@@ -34,6 +34,8 @@ class Islands {
   int count() const { return place_.islands; }
   bool is_in() const { return is_in_; }
   bool has_left() const { return has_left_; }
+  /// Whether contribute() has ended because the run was asked to stop: then the machine stays out.
+  bool is_asked_to_stop() const { return asked_to_stop_; }
 
   struct Turn {
     int64_t at = 0;             ///< the step of the next round
@@ -54,13 +56,14 @@ class Islands {
     uint64_t outer;  ///< a hash of this rank's slice of the outer copy, which the hub compares
   };
   /// `round`: the last one that this machine's outer copy has.
-  Joined join(int64_t round, uint64_t model);
+  /// `model`: lines that must be the same on all machines.
+  Joined join(int64_t round, const std::string& model);
   void give(int64_t round, const std::string& own_slice);
   /// The bytes of this rank's slice in a state.
   std::string slice_of(const std::string& state) const;
 
   /// Results that this machine has missed, or else that of the round to which it contributes. Empty: the machine is
-  /// out, and has to join() again. `text`: outlives the result.
+  /// out, and has to join() again unless is_asked_to_stop(). `text`: outlives the result.
   /// `more`: what the machine contributes besides its slices, of which only the first rank's counts.
   std::vector<IslandRound> contribute(const Contribution& own, const std::string& own_slice, const std::string& more,
                                       std::string& text);
@@ -69,6 +72,14 @@ class Islands {
   /// Until the next join().
   void pause() { is_in_ = false; }
   void leave();
+  /// To be called in each step. Any rank may call it.
+  void note_step() const {
+    if (leads()) client_->note_step();
+  }
+  /// Tells the other machines why this one is about to end. Any rank may call it; the first one's text counts.
+  void report(const std::string& problem) const {
+    if (leads()) client_->report(problem);
+  }
 
  private:
   Islands(HubPlace place, const Group& here);
@@ -80,7 +91,7 @@ class Islands {
   const Group here_;
   const HubPlace place_;
   std::unique_ptr<HubClient> client_;  ///< on the first rank
-  bool is_in_ = false, has_left_ = false;
+  bool is_in_ = false, has_left_ = false, asked_to_stop_ = false;
 };
 
 /// Whether island_shard() has been called in this process.

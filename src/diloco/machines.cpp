@@ -44,7 +44,8 @@ int ranks_of_run(const Group& group) {
 
 }  // namespace
 
-Machines::Machines(const Group& all, const Group& model) : all_(all), here_(model) {
+Machines::Machines(const Group& all, const Group& model, std::optional<int> island)
+    : all_(all), here_(model), island_(island) {
   const OperationLabel label("the machines of a DiLoCo");
   const std::vector<std::string> replicas = all.all_gather_bytes(replicas_of(all, model));
   std::map<std::string, size_t> known;
@@ -94,7 +95,12 @@ void Machines::warn_of(int machine, const std::string& what) const {
 std::string Machines::name_of(int machine) const {
   std::vector<int> ranks = ranks_[static_cast<size_t>(machine)];
   std::sort(ranks.begin(), ranks.end());
-  return "machine " + std::to_string(machine) + " (" + rank_names(ranks) + ")";
+  return "machine " + std::to_string(island_.value_or(machine)) + " (" + rank_names(ranks) + ")";
+}
+
+std::string Machines::name_of_first_rank(int machine) const {
+  const std::string rank = "rank " + std::to_string(first_rank(machine));
+  return island_ ? rank + " of machine " + std::to_string(*island_) : rank;
 }
 
 }  // namespace lockstep::diloco

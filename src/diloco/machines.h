@@ -17,7 +17,8 @@ class Machines {
   /// Every rank of `all` makes it. `model`: the group of the replicas of this rank's machine. Throws Error on all ranks
   /// if one of these groups has ranks of several machines, or ranks that are not in `all`, and if `all` is one machine
   /// of a run that has more ranks.
-  Machines(const Group& all, const Group& model);
+  /// `island`: the number of the one machine of a run under `lockstep run --islands`.
+  Machines(const Group& all, const Group& model, std::optional<int> island = std::nullopt);
 
   const Group& all() const { return all_; }
   const Group& here() const { return here_; }
@@ -41,9 +42,12 @@ class Machines {
   std::vector<int64_t> layout() const;
   /// "machine 1 (ranks 2, 3)"
   std::string name_of(int machine) const;
+  /// "rank 2", "rank 0 of machine 1": the first rank of a machine's model.
+  std::string name_of_first_rank(int machine) const;
 
  private:
   const Group all_, here_;
+  const std::optional<int> island_;
   std::vector<std::vector<int>> ranks_;  ///< by machine, in the order of its model's ranks
   std::optional<Group> rail_;
   std::vector<int> in_rail_;

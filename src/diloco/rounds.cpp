@@ -113,6 +113,11 @@ std::vector<std::string> names_of(const NamedTensors& tensors) {
   return names;
 }
 
+std::optional<int> own_island() {
+  const auto place = diloco::HubPlace::of_environment();
+  return place ? std::optional(place->island) : std::nullopt;
+}
+
 bool any(const std::vector<bool>& flags) { return std::find(flags.begin(), flags.end(), true) != flags.end(); }
 
 }  // namespace
@@ -123,13 +128,14 @@ DiLoCo::State::State(Replica& of, const Group& group, DiLoCoOptions given)
       options_(std::move(given)),
       names_(names_of(model_.attached.trained())),
       fragment_parameters_(checked_fragments(group, model_, options_)),
-      machines_(group, model_.group),
+      machines_(group, model_.group, own_island()),
       fragments_(make_fragments()),
       frozen_(fragments_.size()) {
   std::string optimizers;
   for (const OuterFragment& fragment : fragments_) optimizers += fragment.describe() + '\n';
   check_same_on_all_ranks(group, "option", optimizers);
   for (const OuterFragment& fragment : fragments_) fragment.check_optimizer();
+  agreed_ = describe(options_) + max_nonfinite_line(options_) + optimizers;
   // The address stays the model's own while there is a weak pointer to it.
   held_.claim.emplace(model_.alive.get());
   islands_ = diloco::Islands::of_environment(machines_.here());
@@ -348,8 +354,10 @@ void DiLoCo::State::finish(bool leaves) {
 void DiLoCo::State::warn_unless_finished() const {
   int64_t last_round = stats.steps;
   for (const OuterFragment& fragment : fragments_) last_round = std::min(last_round, fragment.sent_at());
-  if (machines_.count() == 1 || machines_.here().rank() != 0 || saved_at_ == stats.steps) return;
+  const bool is_alone = islands_ ? islands_->count() == 1 || islands_->has_left() : machines_.count() == 1;
+  if (is_alone || machines_.here().rank() != 0 || saved_at_ == stats.steps) return;
   if (last_round == stats.steps && under_way_.empty()) return;
+  last_round = std::max<int64_t>(last_round, 0);  // -1: it has missed its last round
   TORCH_WARN("DiLoCo: destroyed ", stats.steps - last_round, " steps after the last round of a part of the model",
              under_way_.empty() ? "" : ", with rounds under way",
              ", so the machines have different parameters; call finish() before you use the model");

@@ -91,6 +91,7 @@ struct DiLoCo::State {
   const std::vector<std::vector<size_t>> fragment_parameters_;  ///< places in the model's trained parameters
   const diloco::Machines machines_;
   std::vector<diloco::OuterFragment> fragments_;
+  std::string agreed_;                          ///< lines of options that are the same on all ranks
   std::vector<std::optional<int32_t>> frozen_;  ///< by fragment: a parameter that a step saw frozen
   std::deque<Round> under_way_;
   int64_t saved_at_ = 0;  ///< the step of the last state_dict()

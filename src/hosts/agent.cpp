@@ -169,7 +169,7 @@ void Agent::forget_team() {
 void Agent::prepare(const Prepare& plan) {
   forget_team();  // it refers to the workplace
   try {
-    workplace_.emplace(plan, environment_, options_.interface, channel_->local_address());
+    workplace_.emplace(plan, environment_, options_.interface, channel_->addresses().here);
     Ready ready = workplace_->ready();
     if (plan.encrypt)
       ready.link_port = workplace_->links.emplace(tls_.key(), workplace_->address(), plan.link_port).port();

@@ -164,7 +164,8 @@ void Channel::close(const std::string& why) {
   ERR_clear_error();
 }
 
-std::string Channel::local_address() const { return address_text(socket_.get(), &::getsockname); }
-std::string Channel::peer_address() const { return address_text(socket_.get(), &::getpeername); }
+Channel::Addresses Channel::addresses() const {
+  return {.here = address_text(socket_.get(), &::getsockname), .there = address_text(socket_.get(), &::getpeername)};
+}
 
 }  // namespace lockstep::hosts

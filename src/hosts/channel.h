@@ -60,9 +60,13 @@ class Channel {
   void forgive(Clock::time_point now) { last_heard_ = now; }
   /// Bytes that the socket has not accepted yet.
   size_t queued() const { return outbox_.size() - sent_; }
+  /// Bytes that have come and that next() has not returned: of a message that is still coming, after it returned none.
+  size_t received() const { return inbox_.size() - read_; }
+  struct Addresses {
+    std::string here, there;
+  };
   /// Numeric addresses of both ends.
-  std::string local_address() const;
-  std::string peer_address() const;
+  Addresses addresses() const;
 
  private:
   void send_body(Kind kind, std::string_view body);

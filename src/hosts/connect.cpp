@@ -55,6 +55,7 @@ const char* advice(const AgentOptions& options) {
 
 std::unique_ptr<Channel> connect_to_coordinator(const AgentOptions& options, const Tls& tls,
                                                 const LauncherSettings& settings, const Deadline& deadline) {
+  const int seconds = (deadline.remaining_ms() + 500) / 1000;
   auto pause = kFirstPause;
   auto tell_at = Clock::now() + kNoteEvery;
   std::string where, why;
@@ -68,8 +69,7 @@ std::unique_ptr<Channel> connect_to_coordinator(const AgentOptions& options, con
     }
     if (deadline.passed())
       throw LaunchError(kExitNotStarted, "the coordinator at " + where + " could not be reached within " +
-                                             std::to_string(options.patience.count() / 1000) + " s: " + why +
-                                             advice(options));
+                                             std::to_string(seconds) + " s: " + why + advice(options));
     if (options.by_hand && Clock::now() >= tell_at) {
       std::cerr << "lockstep: waits for the coordinator at " << where << " (" << why << ")\n";
       tell_at += kNoteEvery;

@@ -201,7 +201,7 @@ std::string Coordinator::objection(const Hello& hello, const std::string& comman
 void Coordinator::admit(Arrival arrival, const TeamSetup& setup) {
   const std::string why = objection(arrival.hello, command_text(setup.options.command));
   if (!why.empty()) {
-    const std::string who = printable(arrival.hello.host) + " (" + arrival.channel->peer_address() + ")";
+    const std::string who = printable(arrival.hello.host) + " (" + arrival.channel->addresses().there + ")";
     say(setup, who + " cannot take part: " + why);
     return Lobby::send_away(*arrival.channel, kExitNotStarted, "this machine cannot take part: " + why);
   }
@@ -237,7 +237,7 @@ bool Coordinator::are_all_ready(const TeamSetup& setup) {
   const auto elsewhere =
       std::find_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.channel && !node.is_here(); });
   if (!options_.interface.empty() || elsewhere == nodes_.end()) return true;
-  const std::string address = elsewhere->channel->local_address();
+  const std::string address = elsewhere->channel->addresses().here;
   for (Node& node : nodes_) {
     if (!node.is_here() || node.ready->address == address || node.address == address) continue;
     node.address = address;

@@ -31,6 +31,8 @@ constexpr std::chrono::seconds kReachAgain(10);
 /// For ranks that have been told that the run is over, until they are asked to save and leave, and then until they are
 /// killed.
 constexpr std::chrono::seconds kTimeToHear(4), kTimeToSave(8);
+/// For ranks to hear of another machine's error.
+constexpr std::chrono::seconds kTimeToHearWhy(2);
 /// For the coordinator to take the last message.
 constexpr std::chrono::seconds kTimeToTell(2);
 /// Bytes of this machine's under way to the hub, above which no more are taken from the rank.
@@ -201,6 +203,8 @@ void IslandAgent::turn() {
   if (now >= alive_at_) {
     alive_at_ = now + kAliveEvery;
     channel_->send_bytes(static_cast<uint8_t>(hub::Kind::kAlive), {});
+    // A result or state is on its way, which the rank gets when it is whole.
+    if (rank_ && channel_->received() > 0) rank_->send(hub::Kind::kSteps, {});
   }
   if (now - channel_->last_heard() >= kSilence) channel_->close("it has been silent for 4 s");
   if (program_)
@@ -237,7 +241,8 @@ void IslandAgent::take(const Channel::Message& message) {
     case Kind::kOver: {
       const Over over = decode<Over>(message.body);
       if (!over.text.empty()) std::cerr << "lockstep: " << over.text << "\n";
-      end_ranks(over.text.empty() ? "the run has ended" : over.text, std::chrono::seconds(0));
+      end_ranks(over.text.empty() ? "the run has ended" : over.text,
+                over.text.empty() ? std::chrono::seconds(0) : kTimeToHearWhy);
       exit_code_ = over.exit_code;
       return;
     }

@@ -21,6 +21,7 @@ struct IslandMachine {
   int starts = 0;
   int turn = 0;                        ///< changes when another agent gets the place
   std::optional<int> told_end;         ///< the exit code that an agent tells which has joined
+  std::string problem;                 ///< why its program ends, as it has told; empty: it has told nothing
   std::deque<Clock::time_point> ends;  ///< within an hour
   int exit_code = 0;
   Clock::time_point start_at = Clock::now(), seen = Clock::now();

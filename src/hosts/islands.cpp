@@ -74,8 +74,9 @@ class IslandsRun {
   Lobby lobby_;
   RoundHub hub_;
   std::vector<Machine> machines_;
-  int signal_ = 0;      ///< that ends the run at once
-  bool asked_ = false;  ///< to save and leave
+  std::string failure_;  ///< of the machine that was given up last
+  int signal_ = 0;       ///< that ends the run at once
+  bool asked_ = false;   ///< to save and leave
   bool ends_ = false;
 };
 
@@ -122,7 +123,8 @@ RoundHub::Options IslandsRun::hub_options() {
           .tell = tell,
           .record = [this](const std::string& line) { rounds_ << line << std::endl; },
           .is_empty = [this](int number) { return machine(number).phase == Machine::Phase::kEmpty; },
-          .ended = [this](int number, int exit_code) { machine(number).told_end = exit_code; }};
+          .ended = [this](int number, int exit_code) { machine(number).told_end = exit_code; },
+          .problem = [this](int number, const std::string& text) { machine(number).problem = text; }};
 }
 
 Prepare IslandsRun::order_for(int number) const {
@@ -264,7 +266,7 @@ void IslandsRun::take_end(int number, int exit_code, const std::string& how) {
                 " finished and took part in no round: its program has no DiLoCo, and --islands does "
                 "nothing for it; leave --islands out");
   }
-  const std::string what = name_of(number) + " " + how;
+  const std::string what = name_of(number) + " " + how + (one.problem.empty() ? "" : ": " + one.problem);
   if (one.has_joined) {
     one.phase = Machine::Phase::kGone;
     hub_.give_up(number, /*finished=*/false);
@@ -274,6 +276,7 @@ void IslandsRun::take_end(int number, int exit_code, const std::string& how) {
   if (!hub_.has_come(number) || hub_.is_refused(number) || !may_start_again(one)) {
     one.phase = Machine::Phase::kGone;
     hub_.give_up(number, /*finished=*/false);
+    failure_ = what;
     return tell(what + (options_.goes_on_without ? "; it is not started again" : ""));
   }
   const auto pause =
@@ -291,9 +294,9 @@ void IslandsRun::look_at(int number) {
   if (one.told_end) return take_end(number, *one.told_end, "ended with " + std::to_string(*one.told_end));
   if (const auto end = one.process ? one.process->end() : std::nullopt) {
     show(number);
-    const int code = end->kind == ProcessEnd::Kind::kSignalled ? 128 + end->value
-                     : end->kind == ProcessEnd::Kind::kExited  ? end->value
-                                                               : int{kExitNotStarted};
+    if (end->kind == ProcessEnd::Kind::kSignalled)
+      return take_end(number, kExitMachineLost, "is lost: its agent was ended by signal " + std::to_string(end->value));
+    const int code = end->kind == ProcessEnd::Kind::kExited ? end->value : int{kExitNotStarted};
     return take_end(number, code, "ended with " + std::to_string(code));
   }
   const auto patience = hub_.has_come(number) ? Clock::duration(kOutOfReach) : options_.machines.patience;
@@ -353,7 +356,7 @@ int IslandsRun::run() {
     if (!code) turn();
   }
   const int result = code ? *code : 128 + signal_;
-  end(result, hub_.mismatch());
+  end(result, !hub_.mismatch().empty() || result == kExitOk ? hub_.mismatch() : failure_);
   return result;
 }
 

@@ -38,7 +38,11 @@ struct Node {
     return static_cast<size_t>(rank);
   }
   /// Whether its agent runs on the coordinator's machine.
-  bool is_here() const { return channel && channel->peer_address() == channel->local_address(); }
+  bool is_here() const {
+    if (!channel) return false;
+    const auto ends = channel->addresses();
+    return ends.here == ends.there;
+  }
   /// Adds the agent's channel, if there is one.
   void watch(PollSet& polled) {
     if (channel) polled.add(channel->fd(), channel->events(), [this](const pollfd&) { channel->act(); });

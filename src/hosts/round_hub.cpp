@@ -2,15 +2,15 @@
 
 #include <algorithm>
 
-#include "base/hash.h"
 #include "base/text.h"
 
 namespace lockstep::hosts {
 namespace {
 
-constexpr size_t kMostJoinBytes = 4096;
+constexpr size_t kMostJoinBytes = (1 << 20) + 4096;  // of model and options
 /// Between two ticks of a hub that runs. After longer ones its machine was stopped or busy, and messages wait.
 constexpr std::chrono::milliseconds kLongTick{300};
+constexpr std::chrono::seconds kTellStepsEvery(1);
 /// Bytes for one machine that its link has not taken, besides those of some rounds.
 constexpr size_t kMostUnsent = 256 << 20, kMostRoundsUnsent = 4;
 
@@ -29,6 +29,21 @@ int code_of(std::string_view body) {
 }
 
 std::string name_of_machine(int island) { return "machine " + std::to_string(island); }
+
+/// "machine 1 has `ranks 2`, and machine 0 `ranks 1`", of the first line that differs.
+std::string difference(int island, std::string_view lines, int first, std::string_view known) {
+  const auto take_line = [](std::string_view& rest) {
+    const size_t end = std::min(rest.find('\n'), rest.size());
+    const std::string line = end == 0 ? "nothing" : "`" + printable(std::string(rest.substr(0, end))) + "`";
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    return line;
+  };
+  while (!lines.empty() || !known.empty()) {
+    const std::string own = take_line(lines), other = take_line(known);
+    if (own != other) return name_of_machine(island) + " has " + own + ", and " + name_of_machine(first) + " " + other;
+  }
+  return "they differ after the first MiB of names";
+}
 
 std::string digits_of(uint64_t hash) { return formatted("%016llx", static_cast<unsigned long long>(hash)); }
 
@@ -82,12 +97,22 @@ void RoundHub::handle(int island, Member& member, hub::Kind kind, std::string_vi
     case hub::Kind::kJoin:
       return join(island, member, body);
     case hub::Kind::kContribute:
-      return receive(member, body);
+      return receive(island, member, body);
     case hub::Kind::kState:
       return hand_out(island, member, body);
     case hub::Kind::kLeave:
       known_.finished.insert(island);
       return leave_rounds(island, member, "it has finished");
+    case hub::Kind::kLate:
+      return receive(island, member, {});
+    case hub::Kind::kStep:
+      for (auto& [other, waits] : members_)
+        if (other != island && (waits.contributed || waits.standing == Standing::kWaiting))
+          send(waits, hub::Kind::kSteps);
+      return;
+    case hub::Kind::kProblem:
+      if (options_.problem) options_.problem(island, printable(body));
+      return;
     case hub::Kind::kGone:
       return leave_rounds(island, member, "its first rank's connection has ended");
     default:
@@ -95,9 +120,10 @@ void RoundHub::handle(int island, Member& member, hub::Kind kind, std::string_vi
   }
 }
 
-void RoundHub::receive(Member& member, std::string_view body) {
-  // One that is late, for a round that has closed, keeps what it has learned for the next.
-  if (hub::take<int64_t>(body) != round_ + 1 || member.standing != Standing::kIn || member.contributed) return;
+void RoundHub::receive(int island, Member& member, std::string_view body) {
+  if (member.standing != Standing::kIn || member.contributed) return;
+  // One that is late, for a round that has closed, keeps what it has learned for the next, which waits for it.
+  if (hub::take<int64_t>(body) != round_ + 1) return static_cast<void>(expected_.insert(island));
   member.step = hub::take<int64_t>(body);
   member.takes_part = hub::take<uint8_t>(body) != 0;
   member.outer = hub::take<uint64_t>(body);
@@ -111,15 +137,16 @@ void RoundHub::join(int island, Member& member, std::string_view body) {
   if (member.standing != Standing::kHere) leave_rounds(island, member, "its program has started again");
   member.round = hub::take<int64_t>(body);
   const auto model = hub::take<uint64_t>(body);
-  if (!known_.model) known_.model = model;
-  if (*known_.model != model) {
+  if (!known_.model) known_.model = {.hash = model, .island = island, .lines = std::string(body)};
+  if (known_.model->hash != model) {
     const std::string why =
-        "has another model, other ranks, or other options of the DiLoCo than the machine that came first; give all "
-        "machines the same";
+        "has another model, other ranks, or other options of the DiLoCo than the machine that came first: " +
+        difference(island, body, known_.model->island, known_.model->lines) + "; give all machines the same";
     if (round_ == 0) known_.mismatch = name_of_machine(island) + " " + why;
     return refuse(island, member, why);
   }
   member.standing = Standing::kWaiting;
+  if (options_.problem) options_.problem(island, "");
   known_.finished.erase(island);
   known_.came.insert(island);
   known_.lost[island] = "it gets the outer state";
@@ -184,6 +211,7 @@ void CountedSteps::go_back(int64_t round) {
 void RoundHub::leave_rounds(int island, Member& member, const std::string& why) {
   const bool was_in = member.standing != Standing::kHere;
   member.standing = Standing::kHere;
+  expected_.erase(island);
   // What it has contributed to the open round goes with it.
   member.contributed = false;
   member.bytes.clear();
@@ -348,6 +376,11 @@ void RoundHub::tick(Clock::time_point now) {
         options_.ended(island, code_of(message->body));
       else
         handle(island, member, static_cast<hub::Kind>(message->kind), message->body);
+    // What it sends for the round is on its way.
+    if (member.channel->received() > 0 && now - told_steps_ >= kTellStepsEvery) {
+      told_steps_ = now;
+      handle(island, member, hub::Kind::kStep, {});
+    }
     member.channel->beat(now);
   }
   drop_the_lost(now);

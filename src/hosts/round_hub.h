@@ -40,7 +40,8 @@ class CountedSteps {
 ///
 /// A round closes when all machines that took part in the last one and are still there have contributed, or at its
 /// deadline. A machine whose channel ends, or that is silent for kLeftOutAfter, is not waited for. One that comes gets
-/// the state of another after the next round, and contributes from then on, but is not waited for until it has.
+/// the state of another after the next round, and contributes from then on, but is not waited for until it has, or has
+/// come too late for a round: a machine that lives is waited for in the round after that one.
 class RoundHub {
  public:
   static constexpr std::chrono::milliseconds kLeftOutAfter{800};
@@ -51,9 +52,10 @@ class RoundHub {
     std::chrono::milliseconds patience{60000};          ///< at the start, for all machines
     std::optional<std::chrono::milliseconds> deadline;  ///< of a round, after the first contribution
     std::function<void(const std::string&)> tell;
-    std::function<void(const std::string&)> record;  ///< takes a line of JSON for each round
-    std::function<bool(int)> is_empty;               ///< whether no machine has ever had the place; null: no
-    std::function<void(int, int)> ended;             ///< takes a machine and the exit code that its agent tells
+    std::function<void(const std::string&)> record;          ///< takes a line of JSON for each round
+    std::function<bool(int)> is_empty;                       ///< whether no machine has ever had the place; null: no
+    std::function<void(int, int)> ended;                     ///< takes a machine and the exit code that its agent tells
+    std::function<void(int, const std::string&)> problem{};  ///< takes a machine and why its program ends; empty: none
   };
 
   explicit RoundHub(Options options) : options_(std::move(options)) {}
@@ -93,7 +95,12 @@ class RoundHub {
     std::set<int> finished, gone, came, refused;
     std::string mismatch;
     std::map<int, std::string> lost;  ///< why a machine is not in the rounds
-    std::optional<uint64_t> model;
+    struct Model {
+      uint64_t hash;
+      int island;         ///< that came first
+      std::string lines;  ///< the first ones of what all must have
+    };
+    std::optional<Model> model;
   };
   struct OpenRound {
     std::optional<Clock::time_point> first, last;  ///< contributions
@@ -106,7 +113,7 @@ class RoundHub {
 
   void handle(int island, Member& member, hub::Kind kind, std::string_view body);
   void join(int island, Member& member, std::string_view body);
-  void receive(Member& member, std::string_view body);
+  void receive(int island, Member& member, std::string_view body);
   void hand_out(int island, Member& from, std::string_view body);
   /// The machine is left out until it joins again.
   void leave_rounds(int island, Member& member, const std::string& why);
@@ -132,7 +139,7 @@ class RoundHub {
   std::string told_;
   size_t largest_ = 0;  // bytes of a result or a state
   std::optional<Clock::time_point> first_waits_;
-  Clock::time_point last_tick_ = Clock::now();
+  Clock::time_point last_tick_ = Clock::now(), told_steps_{};
 };
 
 }  // namespace lockstep::hosts

@@ -69,11 +69,11 @@ class Rounds : public ::testing::Test {
   void send(int island, Kind kind, const std::string& body = {}) {
     agents_[island]->send_bytes(static_cast<uint8_t>(kind), body);
   }
-  void join(int island, int64_t round = 0, uint64_t model = 7) {
+  void join(int island, int64_t round = 0, uint64_t model = 7, const std::string& lines = "") {
     std::string body;
     hub::put(body, round);
     hub::put(body, model);
-    send(island, Kind::kJoin, body);
+    send(island, Kind::kJoin, body + lines);
   }
   void contribute(int island, int64_t round, int64_t step, const std::string& numbers, uint64_t outer = 5,
                   bool takes_part = true) {
@@ -227,6 +227,70 @@ TEST_F(Rounds, ALateMachineIsNotWaitedForAfterTheDeadline) {
   EXPECT_EQ(result(0), "2: c b");
 }
 
+TEST_F(Rounds, AMachineThatWasLateIsAwaitedInTheRoundAfterItHasComeBack) {
+  make(2, 1, std::chrono::milliseconds(400));
+  start({0, 1});
+  contribute(0, 1, 20, "a");
+  EXPECT_EQ(result(0), "1: a");
+  EXPECT_EQ(result(1), "1: a");
+  contribute(1, 1, 20, "late");
+  contribute(0, 2, 40, "c");
+  EXPECT_TRUE(hears_nothing(0)) << "it waits for machine 1";
+  contribute(1, 2, 30, "b");
+  EXPECT_EQ(result(0), "2: c b");
+  EXPECT_EQ(result(1), "2: c b");
+  contribute(0, 3, 60, "d");
+  EXPECT_EQ(result(0), "3: d");
+  contribute(0, 4, 80, "e");
+  EXPECT_EQ(result(0), "4: e") << "one that has not come back is not waited for";
+}
+
+TEST_F(Rounds, AMachineThatHasTheStateIsAwaitedForAsLongAsItLivesWhenItSaysThatItIsLate) {
+  make(2, 1);
+  start({0, 1});
+  for (const int island : {0, 1}) contribute(island, 1, 20, "x");
+  EXPECT_EQ(result(0), "1: x x");
+  send(1, Kind::kGone);
+  join(1);
+  contribute(0, 2, 40, "a");
+  EXPECT_EQ(result(0), "2: a");
+  give(0, 2, "state");
+  EXPECT_EQ(result(1), "1: x x");
+  EXPECT_EQ(next(1).kind, Kind::kTake);
+  contribute(0, 3, 60, "b");
+  EXPECT_EQ(result(0), "3: b");
+  send(1, Kind::kLate);
+  contribute(0, 4, 80, "c");
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(hears_nothing(0));
+  EXPECT_EQ(result(1), "3: b");
+  contribute(1, 4, 30, "d");
+  EXPECT_EQ(result(0), "4: c d");
+}
+
+TEST_F(Rounds, OneThatWaitsHearsThatAnotherMakesSteps) {
+  make(2, 2);
+  start({0, 1});
+  send(1, Kind::kStep);
+  EXPECT_TRUE(hears_nothing(0)) << "it does not wait";
+  contribute(0, 1, 20, "a");
+  turn_until([&] { return hears_nothing(0); });
+  send(1, Kind::kStep);
+  EXPECT_EQ(next(0).kind, Kind::kSteps);
+  EXPECT_TRUE(hears_nothing(1));
+}
+
+TEST_F(Rounds, OneThatWaitsHearsThatALargeContributionIsOnItsWay) {
+  make(2, 2);
+  start({0, 1});
+  contribute(0, 1, 20, "a");
+  EXPECT_TRUE(hears_nothing(0));
+  contribute(1, 1, 20, std::string(32 << 20, 'b'));
+  EXPECT_EQ(next(0).kind, Kind::kSteps);
+  Heard heard = next(0);
+  while (heard.kind == Kind::kSteps) heard = next(0);  // one a second
+  EXPECT_EQ(heard.kind, Kind::kResult);
+}
+
 TEST_F(Rounds, OneThatIsNotFiniteIsNamed) {
   make(2, 2);
   start({0, 1});
@@ -248,12 +312,13 @@ TEST_F(Rounds, AnOuterCopyThatDiffersIsNotAddedUp) {
 
 TEST_F(Rounds, AnotherModelIsRefused) {
   make(2, 2);
-  join(0);
+  join(0, 0, 7, "sync_every 4\nranks 1\n");
   turn();
-  join(1, 0, /*model=*/8);
+  join(1, 0, /*model=*/8, "sync_every 4\nranks 2\n");
   const Heard heard = next(1);
   EXPECT_EQ(heard.kind, Kind::kRefused);
   EXPECT_NE(heard.body.find("machine 1 has another model"), std::string::npos) << heard.body;
+  EXPECT_NE(heard.body.find("machine 1 has `ranks 2`, and machine 0 `ranks 1`"), std::string::npos) << heard.body;
 }
 
 TEST_F(Rounds, OneThatComesWhenTheOthersHaveFinishedIsRefused) {

@@ -69,6 +69,10 @@ int main(int argc, char** argv) {
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(pause));
       if (diloco.step()) checkpointer.save(step + 1);
+      if (context.stop_requested()) {
+        checkpointer.save(step + 1);
+        return lockstep::kPreempted;
+      }
     }
     diloco.finish();
     if (context.rank() != 0) return 0;

@@ -1,9 +1,11 @@
 """Machines that train by themselves and meet in rounds (`lockstep run --islands`): one that is killed, or cut off, is left out of the round, one that is started again takes
 part, and one that is too slow contributes to the next round. The machines are network namespaces, as in hosts_test.py, which only root can make."""
 
+import glob
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -41,6 +43,9 @@ class IslandsTest(OneCommandTest):
 
     def begin_islands(self, hosts, *options, steps=STEPS, pause=10, ranks=1, machines=None, nan=(), launch="ip netns exec {host}"):
         program = [os.path.join(BIN, "island_rounds"), self.folder, steps, self.EVERY, pause, *nan]
+        if isinstance(pause, tuple):  # by machine
+            pauses = "set -- " + " ".join(map(str, pause)) + "; shift ${LOCKSTEP_ISLAND%%/*}; "
+            program = ["sh", "-c", f"{pauses}exec {BIN}/island_rounds {self.folder} {steps} {self.EVERY} $1"]
         command = hosts.lockstep_run([ranks] * (machines or len(hosts.names)), "--islands", "--run-dir", "run", *options, "--", *program)
         return self.begin(*[launch if word == "ip netns exec {host}" else word for word in command])
 
@@ -67,6 +72,17 @@ class IslandsTest(OneCommandTest):
         """What a machine loses with its power."""
         for pid in processes_of(hosts, host):
             kill_if_there(pid)
+
+    def programs_of(self, hosts, host):
+        return [pid for pid in processes_of(hosts, host) if name_of(pid).startswith("island_rounds")]
+
+    def launcher_of(self, hosts):
+        for pid in processes_of(hosts, 0):
+            with open(f"/proc/{pid}/cmdline", encoding="utf-8") as file:
+                words = file.read().split("\0")
+            if "--islands" in words and words[0] == LOCKSTEP:
+                return pid
+        return self.fail("no launcher")
 
     def figures(self, machine):
         with open(os.path.join(self.folder, f"machine_{machine}.json"), encoding="utf-8") as file:
@@ -110,6 +126,51 @@ class Islands(IslandsTest):
         self.check_samples([0, 1, 2, 3])
         self.assertIn("machine 2 is left out", output)
         self.nothing_left()
+
+    def test_a_round_that_follows_at_once_on_joining(self):
+        with Hosts(2) as hosts:
+            for _ in range(4):
+                self.ended(self.begin_islands(hosts, steps=1, pause=0), 0, seconds=30)
+                self.assertEqual([one["took_part"] for one in self.rounds()], [[0, 1]])
+                for path in glob.glob(os.path.join(self.folder, "*")):
+                    shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+
+    def test_a_slower_machine_that_was_late_is_waited_for_again(self):
+        with Hosts(2) as hosts:
+            process = self.begin_islands(hosts, "--elastic", "1", "--round-deadline", "0.7", steps=500, pause=(5, 15))
+            self.await_round(process, 2)
+            slow = self.programs_of(hosts, 1)
+            for what, seconds in ((signal.SIGSTOP, 1.5), (signal.SIGCONT, 0)):
+                for pid in slow:
+                    os.kill(pid, what)
+                time.sleep(seconds)
+            stopped = len(self.rounds())
+            output = self.ended(process, 0, seconds=90)
+        rounds = self.rounds()
+        self.assertTrue([one for one in rounds if one["took_part"] == [0]], output)
+        after = [one["took_part"] for one in rounds[stopped + 2 :] if 0 in one["took_part"]]
+        self.assertGreater(len(after), 5, rounds)
+        self.assertLessEqual(after.count([0]), 2, rounds)
+        self.check_samples([0, 1])
+
+    def test_sigterm_ends_a_machine_that_waits_for_another(self):
+        with Hosts(2) as hosts:
+            process = self.begin_islands(hosts, steps=100000)
+            self.await_round(process, 2)
+            waits, stopped = self.programs_of(hosts, 0), self.programs_of(hosts, 1)
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(1)
+            os.kill(self.launcher_of(hosts), signal.SIGTERM)
+            until = time.monotonic() + 10
+            while time.monotonic() < until and any(os.path.exists(f"/proc/{pid}") for pid in waits):
+                time.sleep(0.1)
+            self.assertFalse([pid for pid in waits if os.path.exists(f"/proc/{pid}")])
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+            output = process.communicate(timeout=40)[0]
+        self.assertEqual(process.returncode, 60, output)
+        self.nothing_left(seconds=10)
 
     def test_what_is_not_supported_is_refused(self):
         hosts = ("--hosts", "a:1,b:1")
@@ -235,7 +296,7 @@ class IslandsInTrouble(IslandsTest):
         with Hosts(3) as hosts:
             process = self.begin_islands(hosts, "--elastic", "2", "--round-deadline", "0.3", steps=300)
             self.await_round(process, 2)
-            slow = [pid for pid in processes_of(hosts, 1) if name_of(pid).startswith("island_rounds")]
+            slow = self.programs_of(hosts, 1)
             for _ in range(6):
                 for what, seconds in ((signal.SIGSTOP, 0.5), (signal.SIGCONT, 0.2)):
                     for pid in slow:
@@ -298,6 +359,40 @@ class IslandsInTrouble(IslandsTest):
             own = f"exec {BIN}/island_rounds {self.folder} 100 $((20 + ${{LOCKSTEP_ISLAND%%/*}})) 10"
             output = self.ended(self.begin(*hosts.lockstep_run((1, 1), "--islands", "--run-dir", "run", "--", "sh", "-c", own)), 44)
         self.assertRegex(output, "machine [01] has another model, other ranks, or other options of the DiLoCo")
+        self.assertRegex(output, "machine [01] has `sync_every 2[01]`, and machine [01] `sync_every 2[01]`")
+
+    def test_a_machine_whose_agent_is_killed_ends_the_run_by_name(self):
+        with Hosts(2) as hosts:
+            process = self.begin_islands(hosts, "--max-restarts", "0", steps=100000)
+            self.await_round(process, 2)
+            self.kill_machine(hosts, 1)
+            output = self.ended(process, 52)
+        self.assertRegex(output, r"machine 1 \(.*\) is lost: its agent was ended by signal 9")
+        with open(os.path.join(self.folder, "run", "machine_0", "rank_0.log"), encoding="utf-8") as log:
+            self.assertIn("is lost: its agent", log.read())
+
+    def test_a_hang_timeout_ends_a_machine_that_waits_for_another(self):
+        with Hosts(2) as hosts:
+            process = self.begin_islands(hosts, "--max-restarts", "0", "--hang-timeout", "3", pause=(5, 100000))
+            output = self.ended(process, 43, seconds=40)
+        self.assertIn("no progress for", output)
+
+    def test_waiting_for_one_that_makes_steps_is_no_hang(self):
+        with Hosts(2) as hosts:
+            output = self.ended(self.begin_islands(hosts, "--max-restarts", "0", "--hang-timeout", "3", steps=20, pause=(1, 400)), 0)
+        self.assertNotIn("no progress for", output)
+        self.assertEqual([one["took_part"] for one in self.rounds()], [[0, 1]])
+
+    def test_one_that_begins_without_its_checkpoint_warns_by_name(self):
+        with Hosts(2) as hosts:
+            process = self.begin_islands(hosts)
+            self.await_round(process, 2)
+            os.kill(self.launcher_of(hosts), signal.SIGTERM)
+            self.ended(process, 60)
+            for folder in ("machine_1", "run"):
+                shutil.rmtree(os.path.join(self.folder, folder))
+            output = self.ended(self.begin_islands(hosts), 0)
+        self.assertRegex(output, r"machine 1 has no checkpoint and begins at step 1, and another one goes on from round \d+")
 
     def test_without_elastic_the_others_wait_until_a_machine_is_back(self):
         with Hosts(2) as hosts:
@@ -328,11 +423,7 @@ class IslandsInTrouble(IslandsTest):
             self.assertRegex(status, r"machine 1  took part in \d+ rounds, last in round \d+\n")
             stacks = subprocess.run([LOCKSTEP, "stacks", os.path.join(self.folder, "run")], capture_output=True, text=True)
             self.assertIn("whose machines are runs of their own", stacks.stderr)
-            for pid in processes_of(hosts, 0):
-                with open(f"/proc/{pid}/cmdline", encoding="utf-8") as file:
-                    words = file.read().split("\0")
-                if "--islands" in words and words[0] == LOCKSTEP:
-                    os.kill(pid, signal.SIGTERM)
+            os.kill(self.launcher_of(hosts), signal.SIGTERM)
             output = process.communicate(timeout=40)[0]
         self.assertIn("the machines are asked to save and leave", output)
         self.assertNotEqual(process.returncode, 0, output)
