@@ -108,7 +108,7 @@ void RoundHub::handle(int island, Member& member, hub::Kind kind, std::string_vi
     case hub::Kind::kStep:
       for (auto& [other, waits] : members_)
         if (other != island && (waits.contributed || waits.standing == Standing::kWaiting))
-          send(waits, hub::Kind::kSteps);
+          waits.send(hub::Kind::kSteps);
       return;
     case hub::Kind::kProblem:
       if (options_.problem) options_.problem(island, printable(body));
