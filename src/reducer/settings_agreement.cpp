@@ -5,13 +5,15 @@
 
 #include "base/first_difference.h"
 #include "base/rank_names.h"
+#include "collectives/group_state.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep {
 namespace {
 
-[[noreturn]] void refuse_settings(const std::string& text) {
+[[noreturn]] void refuse_settings(const Group& group, const std::string& why) {
+  const std::string text = why + state_of(group).on_page.names_of_ranks();
   own_page().fail(RankFailure::kMismatch, -1, text);
   throw Error(text);
 }
@@ -49,13 +51,13 @@ void throw_different_settings(const Group& group, const ReductionEvents& events,
   const OperationLabel label("what each rank has set for its DistributedDataParallel");
   const std::string difference = first_difference("setting", group.all_gather_bytes(events.settings().text()));
   if (!difference.empty())
-    refuse_settings("the ranks have set their DistributedDataParallel differently: " + difference +
-                    ". Make the same call with the same options on every rank, between the same two steps");
+    refuse_settings(group, "the ranks have set their DistributedDataParallel differently: " + difference +
+                               ". Make the same call with the same options on every rank, between the same two steps");
   std::string own = active ? "+\n" : "";
   for (const std::string& name : events.frozen()) own += active ? name + '\n' : "";
   const std::string frozen = frozen_on_some(group.all_gather_bytes(own));
   if (!frozen.empty())
-    refuse_settings(frozen + ". Freeze a parameter on every rank, between the same two steps, or on none");
+    refuse_settings(group, frozen + ". Freeze a parameter on every rank, between the same two steps, or on none");
 }
 
 }  // namespace lockstep
