@@ -65,7 +65,7 @@ CheckpointerOptions checkpoints_of(Settings& settings) {
 }
 
 std::optional<DiLoCoOptions> diloco_of(Settings& settings) {
-  std::optional<Settings> of = settings.part("diloco");
+  std::optional<Settings> of = settings.object("diloco");
   if (!of) return std::nullopt;
   DiLoCoOptions options;
   options.sync_every = of->whole("sync_every", 1, options.sync_every);

@@ -33,6 +33,8 @@ class Settings {
   bool flag(const std::string& key, bool otherwise);
   std::string text(const std::string& key, const std::string& otherwise);
   std::optional<std::vector<int64_t>> wholes(const std::string& key);
+  /// An object.
+  std::optional<Settings> object(const std::string& key);
   /// An object; a text `name` stands for {"type": name}.
   std::optional<Settings> part(const std::string& key);
   /// An empty one if there is none.
