@@ -38,6 +38,9 @@ std::string host_name() {
   return host;
 }
 
+/// A longer timeout means "never", and would overflow the clock.
+constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
+
 /// What a rank tells in case of trouble.
 struct Told {
   bool has_failed = false, is_silent = false;
@@ -124,7 +127,7 @@ class Watch {
   /// After this rank has connected: waits until all have. Throws TroubleOfAll if one cannot.
   void wait_for_all() {
     if (store_.add("connected", 1) == ranks_.world_size) return store_.set("all", "=");
-    for (const Deadline deadline(ranks_.timeout);;) {
+    for (const Deadline deadline(std::min(ranks_.timeout, kLongestTimeout));;) {
       const auto begin = Clock::now();
       try {
         return store_.wait({"all"}, kBetweenQuestions);
@@ -133,9 +136,15 @@ class Watch {
       }
       check_for_interruption();
       look(/*is_connected=*/true);
-      if (deadline.passed())
-        throw Error("after " + std::to_string(ranks_.timeout.count() / 1000) + " s not all ranks are connected");
+      if (deadline.passed()) give_up();
     }
+  }
+
+  /// When the timeout has passed.
+  [[noreturn]] void give_up() {
+    const std::string why = "after " + std::to_string(ranks_.timeout.count() / 1000) + " s not all ranks are connected";
+    tell_failure(why);
+    throw TroubleOfAll("forming a group of " + std::to_string(ranks_.world_size) + " ranks: " + why);
   }
 
   /// Tells all ranks. Throws TroubleOfAll if the reason is that some pair cannot connect.
@@ -252,9 +261,11 @@ c10::intrusive_ptr<c10d::Backend> connect_all(const Connecting& ranks,
     }
   });
   try {
+    const Deadline deadline(std::min(ranks.timeout, kLongestTimeout));
     while (result.wait_for(kBetweenGlances) != std::future_status::ready) {
       check_for_interruption();
       watch.look(/*is_connected=*/false);
+      if (deadline.passed()) watch.give_up();
     }
   } catch (...) {
     thread.detach();

@@ -334,13 +334,13 @@ c10::intrusive_ptr<c10d::Backend> connected(const c10::intrusive_ptr<c10d::Store
                                             const std::string& address, const Timeouts& timeouts, Make make) {
   const BlockedSigpipe blocked;
   const auto joining = timeouts.joining.value_or(timeouts.operation);
-  auto options = c10d::ProcessGroupGloo::Options::create(joining);
+  // Its connections keep this timeout, so connect_all() limits the joining.
+  auto options = c10d::ProcessGroupGloo::Options::create(timeouts.operation);
   const auto port = std::make_shared<const DataPort>(
       [&] { options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address)); });
   auto engine =
       connect_all({.store = store, .rank = rank, .world_size = world_size, .timeout = joining, .port = port},
                   [make = std::move(make), options] { return c10::intrusive_ptr<c10d::Backend>(make(options)); });
-  engine->setTimeout(timeouts.operation);
   close_port(*port, store, rank, world_size, joining);
   return engine;
 }
