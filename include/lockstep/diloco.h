@@ -79,9 +79,10 @@ struct DiLoCoStats {
 ///
 /// Parameters that require grad are float, bfloat16 or float16; the outer copy is float and on the CPU. Frozen
 /// parameters and buffers stay with each machine; synchronise() and finish(), and with `lockstep run --islands` each
-/// round, average floating-point buffers, those of machines that have only finite ones. The optimizer's state stays
-/// with each machine, too. A schedule, clipping and accumulation work as without it. An Ema averages each machine's own
-/// weights, so its averages differ by machine, also after finish().
+/// round, average floating-point buffers, those of machines that have only finite ones; without --islands, not those of
+/// a model with BufferPolicy::kNone. The optimizer's state stays with each machine, too. A schedule, clipping and
+/// accumulation work as without it. An Ema averages each machine's own weights, so its averages differ by machine, also
+/// after finish().
 ///
 /// A machine whose parameters are not finite at a fragment's turn is left out of the round: a warning and stats() name
 /// it, and it takes all parameters from the outer copy. If it is so with all machines, max_nonfinite_rounds in a row,
@@ -114,7 +115,8 @@ class DiLoCo {
   bool step();
   /// Ends the rounds under way, and has a round now of what was trained since: afterwards all machines have the same
   /// parameters and floating-point buffers; with `lockstep run --islands` those that take part in the round. To be
-  /// called before the model is evaluated or saved for use.
+  /// called before the model is evaluated or saved for use. Throws Error on all ranks if not all machines call it, at
+  /// the same step and after the same rounds.
   void synchronise();
   /// synchronise() at the end of the training. With --islands the machine leaves the rounds, and step() throws Error.
   void finish();

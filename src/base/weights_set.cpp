@@ -11,6 +11,9 @@ namespace {
 
 std::atomic<uint64_t> times{0}, times_loaded{0};
 
+Mutex left_out_mutex;
+OuterCopiesLeftOut left_out LOCKSTEP_GUARDED_BY(left_out_mutex);
+
 Mutex borrowed_mutex;
 std::unordered_multiset<const void*> borrowed LOCKSTEP_GUARDED_BY(borrowed_mutex);
 
@@ -34,6 +37,16 @@ void note_weights_loaded(const std::vector<const void*>& storages, uint64_t valu
 uint64_t times_weights_were_loaded() { return times_loaded.load(std::memory_order_relaxed); }
 
 uint64_t times_weights_were_set() { return times.load(std::memory_order_relaxed); }
+
+void note_outer_copy_left_out(const std::string& name) {
+  const MutexLock lock(left_out_mutex);
+  left_out = {left_out.times + 1, name};
+}
+
+OuterCopiesLeftOut outer_copies_left_out() {
+  const MutexLock lock(left_out_mutex);
+  return left_out;
+}
 
 void note_borrowed(const std::vector<const void*>& storages) {
   const MutexLock lock(borrowed_mutex);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace lockstep {
@@ -16,6 +17,15 @@ void note_weights_loaded(const std::vector<const void*>& storages, uint64_t valu
 uint64_t times_weights_were_set();
 /// How many of these times a state was given.
 uint64_t times_weights_were_loaded();
+
+/// Records that weights were loaded from a checkpoint, but not its part `name`, the outer copy that belongs to them.
+/// The same on all ranks.
+void note_outer_copy_left_out(const std::string& name);
+struct OuterCopiesLeftOut {
+  uint64_t times = 0;
+  std::string last;  ///< name of a part
+};
+OuterCopiesLeftOut outer_copies_left_out();
 
 /// Records that these weights, by the addresses of their storages, hold something else for a while, such as averages
 /// for evaluating a model. Code that is about to write a training's state checks this. Any thread may call.

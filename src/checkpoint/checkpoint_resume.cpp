@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <set>
 
 #include "base/error.h"
 #include "base/text.h"
+#include "base/weights_set.h"
 #include "checkpoint/checkpoint_message.h"
 #include "checkpoint/packed_object.h"
 #include "checkpoint/random_states.h"
@@ -18,6 +20,9 @@ namespace {
 using Dict = c10::impl::GenericDict;
 using List = c10::impl::GenericList;
 using Scope = Checkpointer::Scope;
+
+/// Some of those in a DiLoCo's state.
+constexpr const char* kKeysOfDiLoCo[] = {"fragment_of", "place", "rounds_under_way"};
 
 /// Called on rank 0: the newest intact checkpoint; none if there is no checkpoint at all.
 std::optional<CheckpointManifest> newest_intact(const CheckpointFolder& folder) {
@@ -75,6 +80,14 @@ bool is_reserved(const std::string& name) {
   return false;
 }
 
+/// Whether a part is a DiLoCo's state.
+bool is_of_diloco(const c10::IValue& value) {
+  if (!value.isGenericDict()) return false;
+  const Dict state = value.toGenericDict();
+  return std::all_of(std::begin(kKeysOfDiLoCo), std::end(kKeysOfDiLoCo),
+                     [&](const char* key) { return state.contains(key); });
+}
+
 /// Loads one rank's parts, and collects those that do not fit.
 class PartLoader {
  public:
@@ -86,6 +99,8 @@ class PartLoader {
   const AccumulationCheck& accumulation() const { return accumulation_; }
   /// A line for each part that does not fit; "" if all do.
   const std::string& problems() const { return problems_; }
+  /// After all ranks have loaded: warns of parts that only the checkpoint has.
+  void tell_left_out() const;
 
  private:
   void check_virtual_ranks(const Dict& whole) const;
@@ -96,6 +111,8 @@ class PartLoader {
   void load_from_other_ranks(const CheckpointImage& image);
   void restore_virtual_states(const CheckpointImage& image) const;
   void load_from_ranks(const CheckpointPart& part, const std::vector<Dict>& ranks);
+  /// Notes the parts that only the checkpoint has.
+  void find_left_out(const Dict& all);
   /// Adds lines for the parts that the checkpoint lacks and, as they may explain it, for those that only it has.
   void tell_missing(const CheckpointImage& image);
   /// Records the error under the part's name if `body` throws.
@@ -115,6 +132,7 @@ class PartLoader {
   int64_t step_ = 0;
   AccumulationCheck accumulation_;
   std::vector<const CheckpointPart*> missing_;
+  std::set<std::string> left_out_;
   std::string problems_;
 };
 
@@ -125,6 +143,7 @@ void PartLoader::load(const std::function<CheckpointImage()>& open) {
     load_scope(image.whole, /*of_each_rank=*/false);
     step_ = image.whole.at(kStepKey).toInt();
     accumulation_.note_resumed(image.whole, step_, parts_, group_);
+    find_left_out(image.whole);
     load_own(image);
     tell_missing(image);
   });
@@ -139,6 +158,7 @@ void PartLoader::load_own(const CheckpointImage& image) {
       TORCH_WARN("the ranks are spread over the machines in another way than those that saved the checkpoint");
     return load_from_other_ranks(image);
   }
+  find_left_out(own);
   load_scope(own, /*of_each_rank=*/true);
   virtual_ranks_ ? restore_virtual_states(image) : restore_random_states(own);
 }
@@ -155,14 +175,28 @@ void PartLoader::tell_missing(const CheckpointImage& image) {
       problem += of_each_rank ? " for each rank, but once for all ranks" : " once for all ranks, but for each rank";
     problems_ += "\n  `" + part->name + "`: " + problem;
   }
-  for (const Dict& all : {image.whole, own})
-    for (const auto& item : all) {
-      const std::string& name = item.key().toStringRef();
-      const bool is_known =
-          std::any_of(parts_.begin(), parts_.end(), [&](const auto& part) { return part.name == name; });
-      if (!is_known && !is_reserved(name))
-        problems_ += "\n  `" + name + "`: in the checkpoint, but not a part of this run";
-    }
+  find_left_out(own);
+  for (const std::string& name : left_out_)
+    problems_ += "\n  `" + name + "`: in the checkpoint, but not a part of this run";
+}
+
+void PartLoader::find_left_out(const Dict& all) {
+  for (const auto& item : all) {
+    const std::string& name = item.key().toStringRef();
+    if (is_reserved(name) ||
+        std::any_of(parts_.begin(), parts_.end(), [&](const auto& part) { return part.name == name; }))
+      continue;
+    if (left_out_.insert(name).second && is_of_diloco(item.value()))
+      note_outer_copy_left_out(name);  // before other parts load
+  }
+}
+
+void PartLoader::tell_left_out() const {
+  std::string names;
+  for (const std::string& name : left_out_) names += (names.empty() ? "`" : ", `") + name + "`";
+  if (names.empty() || group_.rank() != 0) return;
+  TORCH_WARN("the checkpoint has parts that this run does not resume: ", names,
+             ". If the run needs them, add them to the Checkpointer under these names before resume()");
 }
 
 /// Called before anything is loaded: the bits of a run depend on both.
@@ -215,6 +249,7 @@ void PartLoader::load_from_other_ranks(const CheckpointImage& image) {
   std::string left_out = virtual_ranks_ ? "" : "random states", went_on;
   if (virtual_ranks_) restore_virtual_states(image);
   std::vector<Dict> own;
+  if (image.ranks > 0) find_left_out(own.emplace_back(image.state_of_rank(0)));
   for (const CheckpointPart& part : parts_) {
     if (part.scope != Scope::kEachRank) continue;
     std::string& names = part.part.load_from_ranks ? went_on : left_out;
@@ -320,6 +355,7 @@ std::optional<ResumedCheckpoint> resume_parts(const std::vector<CheckpointPart>&
   }
   const std::string name = from_memory ? "the checkpoint in memory" : resumed.path;
   if (!text.empty()) throw RefusedInput("cannot resume from " + name + ":" + text);
+  loader.tell_left_out();
   return resumed;
 }
 

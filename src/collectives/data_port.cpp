@@ -130,6 +130,12 @@ void DataPort::for_each_new_socket(const std::function<void(Socket&&)>& use) con
   });
 }
 
+std::vector<std::string> DataPort::ends() const {
+  std::vector<std::string> ends;
+  for (const Socket& listener : listeners_) ends.push_back(listener.ends.from);
+  return ends;
+}
+
 std::vector<Connection> DataPort::made() const {
   std::unordered_set<std::string> listening;
   std::vector<Connection> made;

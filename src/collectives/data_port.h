@@ -34,9 +34,11 @@ class DataPort {
   /// `open` makes Gloo listen.
   explicit DataPort(const std::function<void()>& open);
 
+  /// Where it listens.
+  std::vector<std::string> ends() const;
+
   /// The connections that this process has made since construction. Throws LimitError if no descriptor is left to
   /// inspect them, since an unreported connection would be taken for a stranger's.
-  /// REQUIRES: Gloo has connected all ranks.
   std::vector<Connection> made() const;
 
   /// Closes the port to new connections and shuts down those that no rank has made. If one of these has taken a rank's

@@ -111,8 +111,8 @@ EngineFactories choose_engines(const World& world, const RollCall& present, cons
                                                {machine, address, timeout, shared == store ? join : timeout});
     };
   } else {
-    factories.cpu = [address, timeout](const auto& shared, int rank, int size) {
-      return gloo_engine::make_backend(shared, rank, size, address, timeout);
+    factories.cpu = [address, timeout, join, store](const auto& shared, int rank, int size) {
+      return gloo_engine::make_backend(shared, rank, size, address, timeout, shared == store ? join : timeout);
     };
   }
   return factories;

@@ -12,30 +12,9 @@
 #include <lockstep/group.h>
 
 #include "diloco/machines.h"
+#include "diloco/statements.h"
 
 namespace lockstep::diloco {
-
-/// A machine's statement about itself when it sends a fragment.
-enum class Condition : int32_t {
-  kTakesPart,
-  kNotFinite,  ///< it is left out
-  kDiverged,   ///< its ranks have different parameters
-  kFrozen,     ///< a parameter does not require grad any more
-  kRefreshed,  ///< the model is attached to other tensors now
-  kOutOfStep,  ///< its ranks have called step() different numbers of times
-};
-
-struct Standing {
-  Condition condition = Condition::kTakesPart;
-  int32_t detail = 0;  ///< kDiverged: a rank, among all; kFrozen: the place of the parameter in the model
-  uint64_t outer = 0;  ///< hash of this rank's slice of the outer copy, which all machines have
-};
-
-/// Whose pseudo-gradients the mean is over, or why there is none. The same on all ranks.
-struct Outcome {
-  std::vector<bool> took_part;  ///< by machine
-  std::string error;            ///< empty: the round is good
-};
 
 /// The numbers of a slice, rounded up so that it can be cut into equal parts of whole blocks, one for each machine.
 int64_t padded_slice(int64_t elements, int machines);
@@ -47,12 +26,6 @@ int64_t padded_slice(int64_t elements, int machines);
 /// double, in the order of the machines.
 class Exchange {
  public:
-  /// The place of a fragment in a training: machines that are not at the same one are told.
-  struct Place {
-    int64_t step, fragment;
-    const std::vector<std::string>* names;  ///< of the model's parameters; outlives the exchange
-  };
-
   /// Starts it; every rank of the rail calls it. `values`: padded_slice() floats, which are not read if the machine
   /// does not take part. `rest`: of as many, or undefined; set to what rounding loses.
   Exchange(const Machines& machines, Wire wire, Place place, Standing standing, const at::Tensor& values,
@@ -74,14 +47,12 @@ class Exchange {
 
  private:
   enum class Stage { kSlices, kMeans, kDone };
-  /// Reads the heads of all machines.
-  void take_outcome(const Machines& machines);
   /// values := the mean of the part of each machine's message that lies in `received`.
   void add_up(const Machines& machines, float* values) const;
 
+  std::optional<Statements> statements_;
   Stage stage_ = Stage::kSlices;
   Wire wire_ = Wire::kFloat32;
-  Place place_{};
   int64_t part_ = 0;  ///< numbers in a message
   at::Tensor sent_, received_;
   std::optional<Work> work_;

@@ -1,5 +1,6 @@
 #include "diloco/outer_fragment.h"
 
+#include <algorithm>
 #include <sstream>
 #include <typeinfo>
 
@@ -11,6 +12,7 @@
 #include <lockstep/error.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
+#include "base/rank_names.h"
 #include "collectives/cause.h"
 #include "data_parallel/divergence.h"
 #include "diloco/exchange.h"
@@ -58,7 +60,6 @@ OuterFragment::OuterFragment(Fragment fragment, const Machines& machines, const 
 }
 
 std::string OuterFragment::describe() const {
-  if (!problem_.empty()) return problem_;
   std::ostringstream text;
   text << "outer_optimizer " << c10::demangle(typeid(*optimizer_).name()) << ' '
        << optimizer_state_dict(*optimizer_).toGenericDict().at("param_groups");
@@ -66,8 +67,6 @@ std::string OuterFragment::describe() const {
 }
 
 std::string OuterFragment::kind_of_optimizer() const { return c10::demangle(typeid(*optimizer_).name()); }
-
-void OuterFragment::check_optimizer() const { TORCH_CHECK(problem_.empty(), problem_); }
 
 at::Tensor OuterFragment::pseudo_gradient(const Machines& machines) const {
   if (!copy_.defined()) return {};
@@ -133,6 +132,19 @@ void OuterFragment::load_state_dict(const StateDict& state) {
   if (!rest_.defined()) return;
   rest_.copy_(state["rest"]);
   mean_rest_.copy_(state["mean_rest"]);
+}
+
+void check_made(const Group& group, const std::vector<OuterFragment>& fragments) {
+  std::string own;
+  for (const OuterFragment& fragment : fragments)
+    if (own.empty()) own = fragment.problem();
+  const OperationLabel label("making a DiLoCo");
+  const auto problems = group.all_gather_bytes(own);
+  const auto first = std::find_if(problems.begin(), problems.end(), [](const auto& one) { return !one.empty(); });
+  if (first == problems.end()) return;
+  const bool on_all = std::all_of(problems.begin(), problems.end(), [&](const auto& one) { return one == *first; });
+  TORCH_CHECK(!on_all, *first);
+  throw Error("DiLoCo: the outer optimizer could not be made on " + ranks_with(problems, *first) + ": " + *first);
 }
 
 }  // namespace lockstep::diloco

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
@@ -23,11 +24,12 @@ class OuterFragment {
   OuterFragment(Fragment fragment, const Machines& machines, const DiLoCoOptions& options);
 
   const Fragment& fragment() const { return fragment_; }
-  /// Describes the outer optimizer, as it must be on all ranks, or what is wrong with it.
+  /// Why the outer optimizer could not be made; empty: it was.
+  const std::string& problem() const { return problem_; }
+  /// Describes the outer optimizer, as it must be on all ranks.
+  /// REQUIRES: it was made.
   std::string describe() const;
   std::string kind_of_optimizer() const;
-  /// TORCH_CHECK fails if the outer optimizer is none that can step the outer copy.
-  void check_optimizer() const;
 
   /// Returns what this machine sends: the outer copy minus its parameters, plus what was lost before. Undefined on a
   /// rank without a slice.
@@ -62,9 +64,12 @@ class OuterFragment {
   int64_t slice_ = 0;
   at::Tensor copy_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  std::string problem_;  ///< with the optimizer; empty: none
+  std::string problem_;
   at::Tensor rest_, mean_rest_;
   int64_t sent_at_ = 0;
 };
+
+/// Throws on all ranks, by name, if some could not make their outer optimizers. Every rank of `group` calls it.
+void check_made(const Group& group, const std::vector<OuterFragment>& fragments);
 
 }  // namespace lockstep::diloco

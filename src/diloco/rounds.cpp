@@ -31,6 +31,7 @@ using diloco::Exchange;
 using diloco::Fragment;
 using diloco::Outcome;
 using diloco::OuterFragment;
+using diloco::Place;
 using diloco::Standing;
 
 /// Lists the values that ranks compare, one per line.
@@ -124,17 +125,20 @@ bool any(const std::vector<bool>& flags) { return std::find(flags.begin(), flags
 
 DiLoCo::State::State(Replica& of, const Group& group, DiLoCoOptions given)
     : model_(state_of(of)),
-      held_{.is_alive = model_.alive, .claim = {}, .attachments = model_.attachments},
+      held_{.is_alive = model_.alive,
+            .claim = {},
+            .attachments = model_.attachments,
+            .left_out = outer_copies_left_out().times},
       options_(std::move(given)),
       names_(names_of(model_.attached.trained())),
       fragment_parameters_(checked_fragments(group, model_, options_)),
       machines_(group, model_.group, own_island()),
       fragments_(make_fragments()),
       frozen_(fragments_.size()) {
+  diloco::check_made(group, fragments_);
   std::string optimizers;
   for (const OuterFragment& fragment : fragments_) optimizers += fragment.describe() + '\n';
   check_same_on_all_ranks(group, "option", optimizers);
-  for (const OuterFragment& fragment : fragments_) fragment.check_optimizer();
   agreed_ = describe(options_) + max_nonfinite_line(options_) + optimizers;
   // The address stays the model's own while there is a weak pointer to it.
   held_.claim.emplace(model_.alive.get());
@@ -172,6 +176,12 @@ void DiLoCo::State::check_usable() const {
   TORCH_CHECK(!held_.is_alive.expired(),
               "DiLoCo: its model was destroyed; let the DistributedDataParallel outlive the DiLoCo");
   if (!problem_.empty()) throw Error(problem_);
+  if (const auto left_out = outer_copies_left_out(); left_out.times != held_.left_out)
+    throw Error(
+        "DiLoCo: weights were resumed from a checkpoint, but its part `" + left_out.last +
+        "`, a DiLoCo's state, was not, and this DiLoCo has the outer copy of other weights: the next round would "
+        "undo the training. Add the DiLoCo to the Checkpointer under that name before resume(), or make it after "
+        "resume(), to begin with a new outer copy");
   if (!any_borrowed()) return;
   for (const OuterFragment& fragment : fragments_)
     for (const void* storage : storages_of(fragment.fragment().parameters()))
@@ -227,8 +237,8 @@ DiLoCo::State::Round DiLoCo::State::begin(size_t which) {
   const Standing standing = agree(which, values);
   Round round{which, stats.steps, std::nullopt};
   if (machines_.owns_slice()) {
-    round.exchange.emplace(machines_, options_.wire, Exchange::Place{stats.steps, static_cast<int64_t>(which), &names_},
-                           standing, values, fragment.rest());
+    round.exchange.emplace(machines_, options_.wire, Place{stats.steps, static_cast<int64_t>(which), &names_}, standing,
+                           values, fragment.rest());
     stats.bytes_sent += round.exchange->bytes_sent();
   }
   fragment.set_sent_at(stats.steps);
@@ -253,19 +263,7 @@ Outcome DiLoCo::State::outcome_of(Round& round) {
     round.exchange->finish(machines_, fragments_[round.fragment].mean_rest());
     stats.wait_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
-  if (machines_.here().world_size() == machines_.slices()) return round.exchange->outcome();
-  // The first rank of each machine has a slice, and every rail the same outcome.
-  std::string text;
-  if (round.exchange) {
-    for (const bool one : round.exchange->outcome().took_part) text += one ? '1' : '0';
-    text += round.exchange->outcome().error;
-  }
-  const OperationLabel label("a round of DiLoCo");
-  text = machines_.here().broadcast_bytes(text);
-  const auto count = static_cast<size_t>(machines_.count());
-  Outcome outcome{{}, text.substr(count)};
-  for (size_t machine = 0; machine < count; ++machine) outcome.took_part.push_back(text[machine] == '1');
-  return outcome;
+  return diloco::shared(machines_, round.exchange ? std::optional(round.exchange->outcome()) : std::nullopt);
 }
 
 void DiLoCo::State::count(const Outcome& outcome, int64_t sent_at) {
@@ -337,6 +335,10 @@ void DiLoCo::State::finish(bool leaves) {
   check_usable();
   note_frozen();
   if (islands_) return finish_among_islands(leaves);
+  uint64_t rounds = under_way_.size();
+  for (const OuterFragment& fragment : fragments_)
+    rounds = Hash::mixed(rounds, static_cast<uint64_t>(fragment.sent_at()));
+  diloco::check_together(machines_, {stats.steps, Place::kFinish, &names_}, rounds);
   while (!under_way_.empty()) {
     Round round = std::move(under_way_.front());
     under_way_.pop_front();
@@ -348,7 +350,8 @@ void DiLoCo::State::finish(bool leaves) {
     Round round = begin(fragment);
     end_round(round, /*keep=*/0);
   }
-  diloco::average_finite_buffers(machines_, model_.attached.buffers());
+  if (model_.options.buffers != BufferPolicy::kNone)
+    diloco::average_finite_buffers(machines_, model_.attached.buffers());
 }
 
 void DiLoCo::State::warn_unless_finished() const {

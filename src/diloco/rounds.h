@@ -85,6 +85,7 @@ struct DiLoCo::State {
     std::weak_ptr<const bool> is_alive;
     std::optional<diloco::Claim> claim;  ///< no other DiLoCo may have it
     int attachments;                     ///< another number after a refresh()
+    uint64_t left_out;                   ///< OuterCopiesLeftOut::times of states that do not matter here
   } held_;                               ///< of the model, when this was made
   const DiLoCoOptions options_;
   const std::vector<std::string> names_;                        ///< of the model's trained parameters

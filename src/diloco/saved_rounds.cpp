@@ -1,8 +1,5 @@
 #include <algorithm>
 #include <cstring>
-#include <functional>
-#include <map>
-#include <set>
 #include <sstream>
 
 #include <ATen/ATen.h>
@@ -11,6 +8,7 @@
 #include <lockstep/checkpoint.h>
 #include <lockstep/error.h>
 
+#include "base/weights_set.h"
 #include "diloco/rounds.h"
 
 // A state has "step", "place" [machine, machines, slice or -1, slices], "machines" (Machines::layout()), "options"
@@ -200,6 +198,7 @@ void DiLoCo::State::load_state_dict(const StateDict& state) {
   frozen_.assign(fragments_.size(), std::nullopt);
   problem_.clear();
   empty_rounds_ = {};
+  held_.left_out = outer_copies_left_out().times;
   stats.steps = steps;
   stats.rounds = islands_ ? number(state, "island_round") : stats.rounds;
   if (islands_) islands_->pause();  // step() gets the outer state that the other machines have now

@@ -31,10 +31,17 @@ LinkPlan plan_links(const std::vector<LinkMachine>& machines, int own, const std
 int relay_among(const std::vector<LinkMachine>& machines, const std::string& name) {
   if (name.empty()) return -1;
   std::string names;
+  int found = -1;
   for (size_t i = 0; i < machines.size(); ++i) {
-    if (machines[i].peer.name == name) return static_cast<int>(i);
     names += (names.empty() ? "" : ", ") + machines[i].peer.name;
+    if (machines[i].peer.name != name) continue;
+    if (found >= 0)
+      throw LaunchError(kExitNotStarted, "--relay " + name + " is the name of several machines, " +
+                                             machines[found].peer.address + " and " + machines[i].peer.address +
+                                             "; give them different host names");
+    found = static_cast<int>(i);
   }
+  if (found >= 0) return found;
   throw LaunchError(kExitNotStarted, "--relay " + name + " is none of the machines that have ranks: " + names);
 }
 

@@ -41,7 +41,8 @@ struct LinkMachine {
 /// Throws LaunchError if only some are, since a loopback address cannot stand for both.
 LinkPlan plan_links(const std::vector<LinkMachine>& machines, int own, const std::string& run_id);
 
-/// The number of the machine `name`, or -1 if it is empty. Throws LaunchError if it is none of the machines.
+/// The number of the machine `name`, or -1 if it is empty. Throws LaunchError if it is none of the machines, or
+/// several.
 int relay_among(const std::vector<LinkMachine>& machines, const std::string& name);
 
 /// Identifies this process's network namespace among all machines.

@@ -24,10 +24,18 @@ void set_on(int socket, int level, int option) {
 
 void keep_alive(int socket) {
   set_on(socket, SOL_SOCKET, SO_KEEPALIVE);
-  const int idle = 30, between = 10, most = 3;
+  const int idle = 2, between = 1, most = 4;
   ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
   ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &between, sizeof between);
   ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &most, sizeof most);
+}
+
+bool is_unanswered(int socket) {
+  constexpr uint32_t kSilenceMs = 6000;
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return false;
+  return info.tcpi_unacked > 0 && info.tcpi_retransmits >= 3 && info.tcpi_last_ack_recv >= kSilenceMs;
 }
 
 FileDescriptor tcp_socket() { return FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)); }

@@ -12,8 +12,13 @@ namespace lockstep::hosts {
 /// `address` and `port` in host byte order.
 sockaddr_in socket_address(uint32_t address, uint16_t port);
 void set_on(int socket, int level, int option);
-/// Asks the other side every 30 s whether it is there: routers forget connections that are silent for some minutes.
+/// Asks the other side every 2 s whether it is there, and gives the connection up after 4 questions without an answer.
+/// Routers forget connections that are silent for some minutes. The kernel asks nothing while sent data is unanswered;
+/// see is_unanswered().
 void keep_alive(int socket);
+/// Whether data that was sent has been repeated for 6 s or more without an answer. A receiver that reads nothing
+/// answers.
+bool is_unanswered(int socket);
 FileDescriptor tcp_socket();
 /// A waiting connection, non-blocking; empty if there is none, or no descriptor for it.
 FileDescriptor accepted_from(int listener);

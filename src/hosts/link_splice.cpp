@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "hosts/link_flow.h"
+#include "hosts/link_sockets.h"
 
 namespace lockstep::hosts {
 namespace {
@@ -15,6 +16,7 @@ namespace {
 /// A key of AES-GCM must not encrypt more than about 2^24 records (RFC 8446, 5.5), which are 400 GB. OpenSSL does not
 /// count, and a change costs some microseconds.
 constexpr size_t kBytesOfAKey = 32 << 20;
+constexpr int kLookMs = 1000;
 
 class Splice {
  public:
@@ -22,7 +24,7 @@ class Splice {
       : local_(local), tls_(tls), wire_(wire), other_(other) {}
 
   std::string run() {
-    while (goes_on()) wait();
+    while (goes_on() && wait()) continue;
     return reason_;
   }
 
@@ -131,9 +133,10 @@ class Splice {
     return false;
   }
 
-  void wait() {
+  /// Returns false, with the reason, if the other machine no longer answers.
+  bool wait() {
     // OpenSSL may hold what did not fit into the buffer, of which the socket does not tell.
-    if (in_.is_empty() && !in_.source_ended && has_more_) return;
+    if (in_.is_empty() && !in_.source_ended && has_more_) return true;
     short local = 0, wire = 0;
     if (out_.is_empty() && !out_.source_ended) local |= POLLIN;
     if (!in_.is_empty()) local |= POLLOUT;
@@ -142,7 +145,9 @@ class Splice {
     // A socket of which nothing is awaited must not wake this thread by its end.
     pollfd polled[] = {{.fd = local != 0 ? local_ : -1, .events = local, .revents = 0},
                        {.fd = wire != 0 ? wire_ : -1, .events = wire, .revents = 0}};
-    ::poll(polled, 2, -1);
+    if (::poll(polled, 2, kLookMs) != 0 || !is_unanswered(wire_)) return true;
+    reason_ = other_ + " does not answer";
+    return false;
   }
 
   const int local_;

@@ -75,9 +75,9 @@ std::vector<int> parse_ranks(const std::string& option, const std::string& text,
 void check_variable(const std::string& option, const std::string& text) {
   const size_t equals = text.find('=');
   if (equals == std::string::npos || equals == 0) refuse(option, "NAME=value", text);
-  if (is_launchers_variable(text.substr(0, equals)))
-    throw LaunchError(kExitBadCommandLine,
-                      option + " " + text + ": " + text.substr(0, equals) + " is set by the launcher; leave it out");
+  const std::string name = text.substr(0, equals);
+  if (is_launchers_variable(name) || name == "LOCKSTEP_ISLAND")  // the latter by the agent of --islands
+    throw LaunchError(kExitBadCommandLine, option + " " + text + ": " + name + " is set by the launcher; leave it out");
 }
 
 }  // namespace lockstep

@@ -10,11 +10,14 @@
 #include "base/rank_names.h"
 #include "base/text.h"
 #include "collectives/coalesced.h"
+#include "collectives/group_state.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 #include "reducer/data_agreement.h"
 
 namespace lockstep {
+
+std::string RankAgreement::names_of_ranks() const { return state_of(plan_.group).on_page.names_of_ranks(); }
 
 void RankAgreement::check_objects(const std::vector<Facts>& rows) const {
   if (std::all_of(rows.begin(), rows.end(), [&](const Facts& facts) { return facts.object == rows[0].object; })) return;
@@ -26,7 +29,8 @@ void RankAgreement::check_objects(const std::vector<Facts>& rows) const {
       "the ranks reduced gradients of different DistributedDataParallel objects: " +
       ranks_of_each(objects, "those of ") +
       ", numbered in the order in which they were attached to this group. Run their backward passes in the same order "
-      "on every rank, or give each object its own subgroup";
+      "on every rank, or give each object its own subgroup" +
+      names_of_ranks();
   own_page().fail(RankFailure::kMismatch, -1, text);
   throw Error(text);
 }
@@ -45,6 +49,7 @@ void RankAgreement::throw_trouble_of_all() {
     if (trouble.empty() || text.find(trouble) != std::string::npos) continue;
     text += (text.empty() ? "" : "\n") + ranks_with(troubles, trouble) + ": " + trouble;
   }
+  text += names_of_ranks();
   const auto first = std::find_if(troubles.begin(), troubles.end(), [](const auto& t) { return !t.empty(); });
   const bool mine = !troubles[static_cast<size_t>(plan_.group.rank())].empty();
   // The launcher numbers the ranks of a subgroup differently.
@@ -60,7 +65,8 @@ void RankAgreement::check_joined(const std::vector<Facts>& rows) const {
     if (rows[row].active && !rows[row].joining)
       throw Error(plan_.row_kind + "rank " + std::to_string(row) +
                   " ran a backward outside of join() while other ranks had run out of inputs within it; every rank "
-                  "must call join()");
+                  "must call join()" +
+                  names_of_ranks());
 }
 
 void RankAgreement::check(const std::vector<Facts>& rows) {
@@ -99,8 +105,8 @@ void RankAgreement::check_policies(const std::vector<Facts>& rows) const {
     if (std::find(policies.begin(), policies.end(), policy) != policies.end())
       text +=
           (text.empty() ? "" : " and ") + std::string(name) + " on " + plan_.row_kind + ranks_with(policies, policy);
-  text =
-      "set_non_finite_policy(): the ranks have different policies: " + text + ". Every rank must set the same policy";
+  text = "set_non_finite_policy(): the ranks have different policies: " + text +
+         ". Every rank must set the same policy" + names_of_ranks();
   own_page().fail(RankFailure::kMismatch, -1, text);
   throw Error(text);
 }
@@ -130,7 +136,8 @@ void RankAgreement::check_passes(const std::vector<Facts>& rows) const {
           (plan_.has_buckets() ? plan_.names[plan_.buckets.front().front()] : "") + ": " + std::to_string(other) +
           " on " + where + ranks_with(passes, other) + " and " + std::to_string(first) + " on " + where +
           ranks_with(passes, first) +
-          ". Every rank must run the same number, with no_sync() or accumulate() around the same passes.");
+          ". Every rank must run the same number, with no_sync() or accumulate() around the same passes." +
+          names_of_ranks());
 }
 
 double RankAgreement::factor(const std::vector<Facts>& rows) const {
@@ -181,7 +188,8 @@ bool RankAgreement::drop_non_finite(NonFiniteWatch& watch) const {
 
 namespace {
 
-[[noreturn]] void refuse_settings(const std::string& text) {
+[[noreturn]] void refuse_settings(const Group& group, const std::string& why) {
+  const std::string text = why + state_of(group).on_page.names_of_ranks();
   own_page().fail(RankFailure::kMismatch, -1, text);
   throw Error(text);
 }
@@ -214,13 +222,13 @@ void throw_different_settings(const Group& group, const ReductionEvents& events,
   const OperationLabel label("what each rank has set for its DistributedDataParallel");
   const std::string difference = first_difference("setting", group.all_gather_bytes(events.settings().text()));
   if (!difference.empty())
-    refuse_settings("the ranks have set their DistributedDataParallel differently: " + difference +
-                    ". Make the same call with the same options on every rank, between the same two steps");
+    refuse_settings(group, "the ranks have set their DistributedDataParallel differently: " + difference +
+                               ". Make the same call with the same options on every rank, between the same two steps");
   std::string own = active ? "+\n" : "";
   for (const std::string& name : events.frozen()) own += active ? name + '\n' : "";
   const std::string frozen = frozen_on_some(group.all_gather_bytes(own));
   if (!frozen.empty())
-    refuse_settings(frozen + ". Freeze a parameter on every rank, between the same two steps, or on none");
+    refuse_settings(group, frozen + ". Freeze a parameter on every rank, between the same two steps, or on none");
 }
 
 }  // namespace lockstep

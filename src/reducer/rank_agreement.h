@@ -38,6 +38,8 @@ class RankAgreement {
   bool drop_non_finite(NonFiniteWatch& watch) const;
 
  private:
+  /// For texts with the ranks' numbers in a subgroup (PageGroup::names_of_ranks()).
+  std::string names_of_ranks() const;
   void check_objects(const std::vector<Facts>& rows) const;
   [[noreturn]] void throw_trouble_of_all();
   void check_joined(const std::vector<Facts>& rows) const;

@@ -87,10 +87,14 @@ const Party& Model::party(const char* function) const {
   return function == std::string_view("lockstep_train_step") ? *replicas_ : world->all;
 }
 
-void Model::begin_rounds() { diloco_.emplace(*replica_, world->context.group(), *parts_->recipe.diloco); }
+void Model::begin_rounds() {
+  // A C program cannot call it, and must not be told to.
+  (void)island_shard({0, 1});
+  diloco_.emplace(*replica_, world->context.group(), *parts_->recipe.diloco);
+}
 
 void Model::synchronise() {
-  if (diloco_) diloco_->finish();
+  if (diloco_) diloco_->synchronise();
 }
 
 double Model::learning_rate() const { return parts_->optimizer->param_groups().at(0).options().get_lr(); }

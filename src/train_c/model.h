@@ -10,6 +10,7 @@
 
 #include <lockstep/checkpointer.h>
 #include <lockstep/diloco.h>
+#include <lockstep/island.h>
 #include <lockstep/lr_scheduler.h>
 #include <lockstep/replica.h>
 #include <lockstep/summary_writer.h>

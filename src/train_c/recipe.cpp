@@ -64,7 +64,7 @@ CheckpointerOptions checkpoints_of(Settings& settings) {
 }
 
 std::optional<DiLoCoOptions> diloco_of(Settings& settings) {
-  std::optional<Settings> of = settings.part("diloco");
+  std::optional<Settings> of = settings.part("diloco", /*takes_name=*/false);
   if (!of) return std::nullopt;
   DiLoCoOptions options;
   options.sync_every = of->whole("sync_every", 1, options.sync_every);

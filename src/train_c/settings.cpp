@@ -2,12 +2,37 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <utility>
 
 #include "train_c/guarded.h"
 
 namespace lockstep::train_c {
+
+namespace {
+
+/// A callback of the parser, for which the last of two entries with one key would count.
+class RefusesSecondKeys {
+ public:
+  explicit RefusesSecondKeys(const std::string& where) : where_(where) {}
+
+  bool operator()(int /*depth*/, nlohmann::json::parse_event_t event, nlohmann::json& value) {
+    using Event = nlohmann::json::parse_event_t;
+    if (event == Event::object_start) keys_.emplace_back();
+    if (event == Event::object_end) keys_.pop_back();
+    if (event == Event::key && !keys_.back().insert(value.get<std::string>()).second)
+      refuse(where_, "the key " + value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, 100) +
+                         " is given twice in one object; leave one out");
+    return true;
+  }
+
+ private:
+  const std::string& where_;
+  std::vector<std::set<std::string>> keys_;  ///< of the objects that are open
+};
+
+}  // namespace
 
 Settings Settings::read(const std::string& given) {
   std::string text = given;
@@ -25,9 +50,14 @@ Settings Settings::read(const std::string& given) {
   const std::string where = is_file ? "the configuration " + given : "the configuration";
   nlohmann::json values;
   try {
-    values = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/true, /*ignore_comments=*/true);
+    RefusesSecondKeys refuses_second_keys(where);
+    values = nlohmann::json::parse(text, std::ref(refuses_second_keys), /*allow_exceptions=*/true,
+                                   /*ignore_comments=*/true);
   } catch (const nlohmann::json::parse_error& error) {
     refuse(where, "this is not JSON, at byte " + std::to_string(error.byte) + " of " + std::to_string(text.size()));
+  } catch (const nlohmann::json::out_of_range& error) {  // its text ends with the number
+    const std::string why = error.what();
+    refuse(where, "a number is too large: " + why.substr(why.rfind(' ') + 1, 100));
   }
   if (!values.is_object()) refuse(where, "this is not a JSON object in braces");
   return {"", std::move(values)};
@@ -106,11 +136,12 @@ std::optional<std::vector<int64_t>> Settings::wholes(const std::string& key) {
   note(key, value->get<std::vector<int64_t>>());
   return value->get<std::vector<int64_t>>();
 }
-std::optional<Settings> Settings::part(const std::string& key) {
+std::optional<Settings> Settings::part(const std::string& key, bool takes_name) {
   const nlohmann::json* const value = find(key);
   if (value == nullptr) return std::nullopt;
-  if (value->is_string()) return Settings(place(key), {{"type", *value}}, lines_);
-  if (!value->is_object()) refuse_entry(key, "give a name, or an object in braces");
+  if (value->is_string() && takes_name) return Settings(place(key), {{"type", *value}}, lines_);
+  if (!value->is_object())
+    refuse_entry(key, takes_name ? "give a name, or an object in braces" : "give an object in braces");
   return Settings(place(key), *value, lines_);
 }
 Settings Settings::part_or_empty(const std::string& key) {

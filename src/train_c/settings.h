@@ -33,8 +33,8 @@ class Settings {
   bool flag(const std::string& key, bool otherwise);
   std::string text(const std::string& key, const std::string& otherwise);
   std::optional<std::vector<int64_t>> wholes(const std::string& key);
-  /// An object; a text `name` stands for {"type": name}.
-  std::optional<Settings> part(const std::string& key);
+  /// An object; if `takes_name`, a text `name` stands for {"type": name}.
+  std::optional<Settings> part(const std::string& key, bool takes_name = true);
   /// An empty one if there is none.
   Settings part_or_empty(const std::string& key);
   bool has(const std::string& key) const { return values_.contains(key); }

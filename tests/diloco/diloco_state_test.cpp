@@ -137,6 +137,51 @@ TEST(DiLoCoState, ACheckpointOfAllRanksRefusesAModelOfOneMachine) {
   }
 }
 
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { texts += warning.msg() + '\n'; }
+  std::string texts;
+};
+
+TEST(DiLoCoState, ACheckpointWhoseOuterCopyIsLeftOutIsTold) {
+  const TemporaryFolder folder;
+  const Engine engine{3, "hierarchical", "aab"};
+  run_ranks(engine, [&](Context& context) {
+    Saved first(context, {.sync_every = 4}, folder.path());
+    first.training.train_until(5);
+    first.checkpointer.save(5);
+  });
+  run_ranks(engine, [&](Context& context) {
+    Training training(context, {.sync_every = 4});
+    Checkpointer checkpointer(folder.path(), context.group());
+    checkpointer.add("model", *training.net, Checkpointer::Scope::kEachRank)
+        .add("optimizer", training.optimizer(), Checkpointer::Scope::kEachRank);
+    Warnings warnings;
+    {
+      const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+      EXPECT_TRUE(checkpointer.resume());
+    }
+    if (context.rank() == 0)
+      EXPECT_NE(warnings.texts.find("parts that this run does not resume: `diloco`."), std::string::npos)
+          << warnings.texts;
+    else
+      EXPECT_EQ(warnings.texts, "");
+    std::string text;
+    try {
+      training.diloco.step();
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    EXPECT_NE(text.find("but its part `diloco`, a DiLoCo's state, was not"), std::string::npos) << text;
+  });
+  run_ranks(engine, [&](Context& context) {
+    Saved second(context, {.sync_every = 4}, folder.path());
+    EXPECT_TRUE(second.checkpointer.resume());
+    second.training.train_until(9);
+    second.training.diloco.finish();
+  });
+}
+
 TEST(DiLoCoState, NesterovCountsOnlyWithMomentum) {
   run_ranks({2, "hierarchical", "ab"}, [](Context& context) {
     const DiLoCoOptions averages{.sync_every = 4, .outer_lr = 1, .outer_momentum = 0, .nesterov = false};

@@ -130,6 +130,23 @@ TEST(WrongDiLoCo, MachinesAtDifferentStepsAreTold) {
     });
 }
 
+TEST(WrongDiLoCo, MachinesThatFinishAtDifferentStepsAreToldAlsoAfterARound) {
+  for (const Engine& engine : kEngines)
+    for (const int ahead : {1, 4})
+      run_ranks(engine, [&](Context& context) {
+        Training training(context, {.sync_every = 4});
+        training.train_until(4);
+        const bool last = engine.machines[static_cast<size_t>(context.rank())] == engine.machines.back();
+        const std::string text = thrown_by([&] {
+          for (int step = 0; step < (last ? ahead : 0); ++step) training.diloco.step();
+          training.diloco.finish();
+        });
+        expect_text(text, "DiLoCo: machine 0 (");
+        expect_text(text, " is at step 4, in finish(), and machine ");
+        expect_text(text, "; all machines must call step() equally often, and finish() at the same step");
+      });
+}
+
 TEST(WrongDiLoCo, AModelThatWasRefreshedIsRefused) {
   for (const Engine& engine : kEngines)
     run_ranks(engine, [&](Context& context) {
@@ -194,6 +211,18 @@ TEST(WrongDiLoCo, ReplicasOfAMachineThatDifferAreTold) {
       });
 }
 
+TEST(WrongDiLoCo, ErrorsWithinAMachineTellTheRanksOfTheRun) {
+  run_ranks({4, "hierarchical", "aabb"}, [](Context& context) {
+    Training training(context, {.sync_every = 4});
+    if (context.rank() == 3) training.net->first->bias.set_requires_grad(false);
+    const std::string text = thrown_by([&] { training.testing_loss().backward(); });
+    if (context.rank() < 2) return;
+    expect_text(text, "parameter first.bias is frozen (requires_grad_(false)) on rank 1 and not on rank 0");
+    expect_text(text, "\nRanks 0, 1 of subgroup ");
+    expect_text(text, " are ranks 2, 3 of all.");
+  });
+}
+
 TEST(WrongDiLoCo, AModelHasOneDiLoCoOfAllItsMachines) {
   run_ranks({4, "hierarchical", "aabb"}, [](Context& context) {
     Net net;
@@ -227,9 +256,13 @@ TEST(WrongDiLoCo, AnOuterOptimizerOfOtherTensorsIsRefused) {
     const std::string refused =
         "DiLoCo: outer_optimizer returned an optimizer of tensors other than those it was given";
     expect_text(made(true), refused);
-    const std::string on_one = made(context.rank() == 2);
-    expect_text(on_one, "the ranks gave different options: ");
-    expect_text(on_one, refused);
+    expect_text(made(context.rank() == 2), "DiLoCo: the outer optimizer could not be made on rank 2: " + refused);
+    const auto throws = [&](const std::vector<at::Tensor>& parameters) -> std::unique_ptr<torch::optim::Optimizer> {
+      if (context.rank() == 1) throw std::runtime_error("no such file");
+      return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.1));
+    };
+    expect_text(thrown_by([&] { DiLoCo(model, context, {.outer_optimizer = throws}); }),
+                "DiLoCo: the outer optimizer could not be made on rank 1: no such file");
     EXPECT_EQ(made(false), "nothing");
   });
 }
@@ -530,6 +563,19 @@ TEST(DiLoCoWith, BuffersAndFrozenParametersAndSixteenBits) {
     diloco.finish();
     EXPECT_TRUE(all_equal());
   });
+}
+
+TEST(DiLoCoWith, BuffersOfWhichEveryRankKeepsItsOwn) {
+  for (const Engine& engine : {Engine{4, "hierarchical", "aabb"}, Engine{3, "hierarchical", "abc"}})
+    run_ranks(engine, [](Context& context) {
+      torch::nn::BatchNorm1d net(5);
+      DistributedDataParallel model(net, context.group().on_this_machine(), {.buffers = BufferPolicy::kNone});
+      DiLoCo diloco(model, context, {.sync_every = 3});
+      at::Tensor mean = net->named_buffers()["running_mean"];
+      mean.fill_(context.rank());
+      diloco.finish();
+      EXPECT_TRUE(mean.eq(context.rank()).all().item<bool>()) << mean;
+    });
 }
 
 TEST(DiLoCoWith, AnotherOuterOptimizer) {

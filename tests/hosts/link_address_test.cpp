@@ -68,5 +68,18 @@ TEST(LinkPlan, NamesEachMachineOnceOrNone) {
   EXPECT_FALSE(own_network().empty());
 }
 
+TEST(LinkPlan, ARelayIsOneMachine) {
+  const LinkMachine a{{"vm", "10.0.0.1", 1}, "x"}, b{{"b", "10.0.0.2", 2}, "y"}, c{{"vm", "10.0.0.3", 3}, "z"};
+  EXPECT_EQ(relay_among({a, b, c}, ""), -1);
+  EXPECT_EQ(relay_among({a, b, c}, "b"), 1);
+  try {
+    relay_among({a, b, c}, "vm");
+    FAIL();
+  } catch (const LaunchError& error) {
+    EXPECT_STREQ(error.what(),
+                 "--relay vm is the name of several machines, 10.0.0.1 and 10.0.0.3; give them different host names");
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::hosts

@@ -53,6 +53,9 @@ TEST(OptionValues, Variables) {
   EXPECT_EQ(refusal([] { check_variable("--env", "A="); }), "");
   for (const char* bad : {"", "A", "=b"}) EXPECT_NE(refusal([&] { check_variable("--env", bad); }), "") << bad;
   EXPECT_NE(refusal([] { check_variable("--env", "RANK=1"); }).find("RANK is set by the launcher"), std::string::npos);
+  EXPECT_NE(
+      refusal([] { check_variable("--env", "LOCKSTEP_ISLAND=0"); }).find("LOCKSTEP_ISLAND is set by the launcher"),
+      std::string::npos);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ class Errors(unittest.TestCase):
         self.assertGreater(len(goldens), 80)
         thrown = [text for area in messages.all_messages(SOURCE).values() for text in area]
         # What a rank finds in a scaler's use, or a machine in what others sent, travels before it is thrown; and a warning.
-        for name in ("src/train/grad_scaler.cpp", "src/train/running_statistics.cpp", "src/train/scaler_troubles.h", "src/train/scaler_troubles.cpp", "src/train/used_gradients.cpp", "src/reducer/pass_record.h", "src/reducer/backward_tracker.cpp", "src/diloco/exchange.cpp", "src/diloco/rounds.cpp", "src/diloco/finite.cpp"):
+        for name in ("src/train/grad_scaler.cpp", "src/train/running_statistics.cpp", "src/train/scaler_troubles.h", "src/train/scaler_troubles.cpp", "src/train/used_gradients.cpp", "src/reducer/pass_record.h", "src/reducer/backward_tracker.cpp", "src/diloco/statements.cpp", "src/diloco/rounds.cpp", "src/diloco/finite.cpp"):
             thrown.append("".join(re.findall(r'"((?:[^"\\\n]|\\.)*)"', read(name))))
         for golden in goldens:
             fitting = {line for line, pattern in known.items() if pattern.match(golden.strip())}

@@ -127,6 +127,18 @@ class EncryptedHosts(OneCommandTest):
         self.assertIn(f"the encrypted link between {hosts.names[0]} and {hosts.names[1]} broke", output)
         self.nothing_left(8)
 
+    def test_a_link_whose_packets_are_lost_is_named_within_twenty_seconds(self):
+        with Hosts(3) as hosts:
+            process = self.train_for_ever(hosts, (1, 1, 1), "--encrypt", "--relay", hosts.names[0])
+            hosts.lose_packets(1, 2), hosts.lose_packets(2, 1)
+            lost = time.monotonic()
+            output = process.communicate(timeout=90)[0]
+            self.assertLess(time.monotonic() - lost, 20)
+            self.assertNotEqual(process.returncode, 0, output)
+            one, other = hosts.names[1:]
+            self.assertRegex(output, f"the encrypted link between ({one} and {other}|{other} and {one}) broke: ")
+        self.nothing_left(8)
+
     def test_a_port_for_the_firewall(self):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -198,10 +210,7 @@ class EncryptedHosts(OneCommandTest):
         self.assertIn("1 + ... + 2 = 3", output)
 
     def test_machines_that_cannot_connect_to_each_other_send_by_a_relay(self):
-        def lose_packets(hosts, one, other):
-            """From now on nothing answers there, as behind a firewall that drops what it does not know."""
-            run("ip", "-n", hosts.names[one], "neigh", "replace", ADDRESSES[other], "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", hosts.ends[one, other])
-        for hidden in (lambda hosts: hosts.cut(1, 2), lambda hosts: lose_packets(hosts, 1, 2)):
+        for hidden in (lambda hosts: hosts.cut(1, 2), lambda hosts: hosts.lose_packets(1, 2)):
             with Hosts(3) as hosts:
                 hidden(hosts)
                 process = self.lockstep_run(hosts, (1, 1, 1), "--", os.path.join(BIN, "collectives"))

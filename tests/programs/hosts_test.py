@@ -51,6 +51,10 @@ class Hosts:
     def cut(self, one, other):
         run("ip", "-n", self.names[one], "link", "set", self.ends[one, other], "down")
 
+    def lose_packets(self, one, other):
+        """From now on nothing that `one` sends gets to `other`, and nobody says so."""
+        run("ip", "-n", self.names[one], "neigh", "replace", ADDRESSES[other], "lladdr", "02:00:00:00:00:99", "nud", "permanent", "dev", self.ends[one, other])
+
     def __exit__(self, *_):
         for name in self.names:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)  # takes its ends of the pairs along

@@ -9,8 +9,8 @@ import signal
 import time
 import unittest
 
-from hosts_test import Hosts, OneCommandTest, kill_if_there, processes_of
-from support import LOCKSTEP, main, marked_processes, run
+from hosts_test import ADDRESSES, Hosts, OneCommandTest, kill_if_there, processes_of
+from support import BIN, LOCKSTEP, environment, main, marked_processes, run
 
 
 class LostHosts(OneCommandTest):
@@ -85,6 +85,33 @@ class LostHosts(OneCommandTest):
         for kind in OneFault.KINDS:
             took = sorted(case.took for case in cases if case.kind == kind)
             print(f"{kind}: {len(took)} times, told after {took[len(took) // 2]:.1f} s, at most {took[-1]:.1f} s", flush=True)
+
+
+class MachinesThatCannotConnect(OneCommandTest):
+    """Two of three machines, while all reach the coordinator."""
+
+    def test_packets_are_lost(self):
+        with Hosts(3) as hosts:
+            hosts.lose_packets(1, 2), hosts.lose_packets(2, 1)
+            self.told(hosts, (1, 1, 1), "1", "2", 20)
+            self.told(hosts, (2, 2, 1), "2", "4", 20)
+
+    def test_there_is_no_way(self):
+        with Hosts(3) as hosts:
+            hosts.cut(1, 2)
+            self.told(hosts, (1, 1, 1), "1", "2", 20)
+
+    def told(self, hosts, slots, low, high, within):
+        began = time.monotonic()
+        folder = os.path.join(self.folder, f"run{sum(slots)}")
+        command = hosts.lockstep_run(slots, "--run-dir", folder, "--", os.path.join(BIN, "hello_ranks"))
+        code = run(*command, env=environment(LOCKSTEP_JOIN_TIMEOUT_S="12"), check=False).returncode
+        self.assertEqual(code, 40)
+        self.assertLess(time.monotonic() - began, within)
+        for rank in range(sum(slots)):
+            with open(os.path.join(folder, f"rank_{rank}.log")) as file:
+                self.assertRegex(file.read(), rf"rank {low} \(.*{ADDRESSES[1]}\) and rank {high} \(.*{ADDRESSES[2]}\) cannot connect to each other\. `lockstep doctor --hosts`")
+        self.nothing_left()
 
 
 class OneFault(OneCommandTest):

@@ -37,6 +37,7 @@ void test_failing_backward(lockstep_train_world* world, const char* folder);
 void test_rows(lockstep_train_world* world, const char* folder);
 void test_missing_call(lockstep_train_world* world, const char* folder);
 void test_machines(lockstep_train_world* world, const char* folder);
+void test_islands(lockstep_train_world* world, const char* folder);
 /* With as many ranks on each machine. */
 void test_machines_average(lockstep_train_world* world, const char* folder);
 /* The last rank is alone on its machine. */

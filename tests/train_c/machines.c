@@ -142,7 +142,10 @@ static void test_wrong_values(lockstep_train_world* world, const char* folder) {
   refused(world, folder, "{\"outer_momentum\": 1}", "diloco.outer_momentum is 1; give at least 0, and less than 1");
   refused(world, folder, "{\"max_nonfinite_rounds\": 0}", "diloco.max_nonfinite_rounds is 0; give a whole number from 1");
   refused(world, folder, "{\"every\": 4}", "diloco.every is not known there; known are sync_every, ");
-  refused(world, folder, "3", "diloco is 3; give a name, or an object in braces");
+  refused(world, folder, "3", "diloco is 3; give an object in braces");
+  refused(world, folder, "\"int8\"", "diloco is \"int8\"; give an object in braces");
+  refused(world, folder, "{\"sync_every\": 4, \"wire\": \"int8\", \"sync_every\": 9}", "the key \"sync_every\" is given twice in one object");
+  refused(world, folder, "{\"outer_lr\": 1e400}", "a number is too large: '1e400'");
   char path[1024];
   lockstep_train_model* model = NULL;
   snprintf(path, sizeof path, "%s/net.pt", folder);
@@ -203,6 +206,17 @@ static void test_wrong_steps(lockstep_train_world* world, const char* folder) {
   if (lockstep_train_rank(world) != last) train_until(world, model, 4);
   evaluated(model);
   printf("weights %.17g\n", outputs_of(model));
+  OK(lockstep_train_free(model));
+}
+
+/* With --islands the rounds go on after an evaluation. */
+void test_islands(lockstep_train_world* world, const char* folder) {
+  lockstep_train_model* const model = make_part(world, folder, ", \"diloco\": {\"sync_every\": 4}");
+  train_until(world, model, 3);
+  evaluated(model);
+  train_until(world, model, 7);
+  evaluated(model);
+  printf("trained\n");
   OK(lockstep_train_free(model));
 }
 

@@ -122,7 +122,7 @@ static const struct {
     {"train", test_train},       {"resume", test_resume},       {"uneven", test_uneven},
     {"refusals", test_refusals}, {"files", test_files},         {"settings", test_settings},
     {"handles", test_handles},   {"threads", test_threads},     {"differ", test_ranks_that_differ},
-    {"losses", test_losses},     {"intervals", test_intervals}, {"missing", test_missing_call}, {"backward", test_failing_backward}, {"rows", test_rows}, {"machines", test_machines}, {"machines_average", test_machines_average}, {"machines_differ", test_machines_that_differ},
+    {"losses", test_losses},     {"intervals", test_intervals}, {"missing", test_missing_call}, {"backward", test_failing_backward}, {"rows", test_rows}, {"machines", test_machines}, {"islands", test_islands}, {"machines_average", test_machines_average}, {"machines_differ", test_machines_that_differ},
 };
 
 static void run(const char* test, lockstep_train_world* world, const char* folder, long number) {

@@ -124,6 +124,13 @@ class FromC(TrainTest):
                     for what in {"machines": ("weights", "later"), differ: ("weights",)}.get(test, ()):
                         self.assertEqual(len(set(numbers(what, text))), 1, text)
 
+    def test_machines_that_come_and_go(self):
+        said = run(LOCKSTEP, "run", "--hosts", "a:2,b:2", "--islands", "--launch-command", "env LOCKSTEP_MACHINE={host}", "--tee", "all", "--", RANK, "islands", self.folder,
+                   cwd=self.folder, env=environment(LD_LIBRARY_PATH=LIBRARIES), timeout=100)
+        text = said.stdout + said.stderr
+        self.assertIn("trained", text)
+        self.assertNotIn("island_shard", text)
+
     def test_a_missing_call(self):
         self.rank(2, "missing")
 

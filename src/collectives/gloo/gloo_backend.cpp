@@ -18,6 +18,7 @@
 #include "collectives/data_port.h"
 #include "collectives/engine_interfaces.h"
 #include "collectives/gloo/blocked_sigpipe.h"
+#include "collectives/gloo/connecting.h"
 #include "collectives/gloo/flight_recorder.h"
 #include "collectives/gloo/messages.h"
 #include "collectives/gloo/pending_works.h"
@@ -320,37 +321,47 @@ void close_port(const DataPort& port, const c10::intrusive_ptr<c10d::Store>& sto
                " connections to its data port");
 }
 
-/// An engine with its own port, to which only ranks are connected.
+struct Timeouts {
+  std::chrono::milliseconds operation;
+  std::optional<std::chrono::milliseconds> joining;  ///< none: as for an operation
+};
+
+/// An engine with its own port, to which only ranks are connected. `make` owns what it uses (connect_all()).
 template <typename Make>
 c10::intrusive_ptr<c10d::Backend> connected(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-                                            const std::string& address, std::chrono::milliseconds timeout,
-                                            const Make& make) {
+                                            const std::string& address, const Timeouts& timeouts, Make make) {
   const BlockedSigpipe blocked;
-  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-  const DataPort port([&] { options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address)); });
-  c10::intrusive_ptr<c10d::Backend> engine = make(std::move(options));
-  close_port(port, store, rank, world_size, timeout);
+  const auto joining = timeouts.joining.value_or(timeouts.operation);
+  // Its connections keep this timeout, so connect_all() limits the joining.
+  auto options = c10d::ProcessGroupGloo::Options::create(timeouts.operation);
+  const auto port = std::make_shared<const DataPort>(
+      [&] { options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address)); });
+  auto engine =
+      connect_all({.store = store, .rank = rank, .world_size = world_size, .timeout = joining, .port = port},
+                  [make = std::move(make), options] { return c10::intrusive_ptr<c10d::Backend>(make(options)); });
+  close_port(*port, store, rank, world_size, joining);
   return engine;
 }
 
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-                                               const std::string& address, std::chrono::milliseconds timeout) {
-  return connected(store, rank, world_size, address, timeout, [&](auto options) {
-    auto recorder = std::make_shared<FlightRecorder>(store, rank, world_size);
-    leave_word_at_exit(recorder);
-    auto messages = std::make_shared<MessageWatch>(store, rank, world_size);
-    return c10::make_intrusive<GlooBackend>(store, rank, world_size, std::move(options), std::move(recorder),
-                                            std::move(messages));
+                                               const std::string& address, std::chrono::milliseconds timeout,
+                                               std::optional<std::chrono::milliseconds> join_timeout) {
+  auto recorder = std::make_shared<FlightRecorder>(store, rank, world_size);
+  leave_word_at_exit(recorder);
+  auto messages = std::make_shared<MessageWatch>(store, rank, world_size);
+  return connected(store, rank, world_size, address, {timeout, join_timeout}, [=](const auto& options) {
+    return c10::make_intrusive<GlooBackend>(store, rank, world_size, options, recorder, messages);
   });
 }
 
 c10::intrusive_ptr<c10d::Backend> make_plain_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                                      int world_size, const std::string& address,
-                                                     std::chrono::milliseconds timeout) {
-  return connected(store, rank, world_size, address, timeout, [&](auto options) {
-    return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, std::move(options));
+                                                     std::chrono::milliseconds timeout,
+                                                     std::optional<std::chrono::milliseconds> join_timeout) {
+  return connected(store, rank, world_size, address, {timeout, join_timeout}, [=](const auto& options) {
+    return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, world_size, options);
   });
 }
 

@@ -304,10 +304,11 @@ intrusive_ptr<c10d::Backend> make_backend(const intrusive_ptr<c10d::Store>& stor
   // Gloo's engine has no halving and doubling, which more machines need.
   const bool is_gloos = most == 1 && layout.machines() <= kMostDirect;
   if (options.for_group && (is_gloos || most > shm::kMaxRanks))
-    return gloo_engine::make_backend(store, rank, world_size, options.address, options.timeout);
+    return gloo_engine::make_backend(store, rank, world_size, options.address, options.timeout, options.join_timeout);
   const auto connect = [&](const char* name) {
-    return std::make_shared<GlooCarrier>(gloo_engine::make_plain_backend(
-        c10::make_intrusive<c10d::PrefixStore>(name, store), rank, world_size, options.address, options.timeout));
+    return std::make_shared<GlooCarrier>(
+        gloo_engine::make_plain_backend(c10::make_intrusive<c10d::PrefixStore>(name, store), rank, world_size,
+                                        options.address, options.timeout, options.join_timeout));
   };
   Carriers carriers{.collectives = connect("between"), .messages = connect("messages")};
   return make_backend_over(std::move(carriers), store, layout, {options.timeout, options.join_timeout}, "hierarchical",
