@@ -119,6 +119,12 @@ std::optional<int> own_island() {
   return place ? std::optional(place->island) : std::nullopt;
 }
 
+std::string optimizers_of(const std::vector<OuterFragment>& fragments) {
+  std::string optimizers;
+  for (const OuterFragment& fragment : fragments) optimizers += fragment.describe() + '\n';
+  return optimizers;
+}
+
 bool any(const std::vector<bool>& flags) { return std::find(flags.begin(), flags.end(), true) != flags.end(); }
 
 }  // namespace
@@ -136,10 +142,8 @@ DiLoCo::State::State(Replica& of, const Group& group, DiLoCoOptions given)
       fragments_(make_fragments()),
       frozen_(fragments_.size()) {
   diloco::check_made(group, fragments_);
-  std::string optimizers;
-  for (const OuterFragment& fragment : fragments_) optimizers += fragment.describe() + '\n';
-  check_same_on_all_ranks(group, "option", optimizers);
-  agreed_ = describe(options_) + max_nonfinite_line(options_) + optimizers;
+  check_same_on_all_ranks(group, "option", optimizers_of(fragments_));
+  agreed_ = describe(options_) + max_nonfinite_line(options_) + optimizers_of(fragments_);
   // The address stays the model's own while there is a weak pointer to it.
   held_.claim.emplace(model_.alive.get());
   islands_ = diloco::Islands::of_environment(machines_.here());
@@ -148,8 +152,8 @@ DiLoCo::State::State(Replica& of, const Group& group, DiLoCoOptions given)
 
   SetTensors set;
   for (const auto& one : model_.attached.known()) set.insert(one.tensor.unsafeGetTensorImpl());
-  const auto equal = others();
-  if (!equal.empty() && group.world_size() > 1) broadcast_weights(group, equal, /*root=*/0);
+  if (const auto equal = others(); !equal.empty() && group.world_size() > 1)
+    broadcast_weights(group, equal, /*root=*/0);
   for (size_t fragment = 0; fragment < fragments_.size(); ++fragment) write(fragment, /*keep=*/0);
   notify_broadcast(set);
 }
