@@ -139,7 +139,7 @@ TEST(Options, ThatDifferByRankAreAnErrorOnAllRanks) {
 
 TEST(Options, SharedMemoryOfSeveralMachinesIsRefusedAtOnce) {
   const auto start = Clock::now();
-  run_ranks({3, "hierarchical_aab"}, [&](Context& context) {
+  run_ranks({3, "hierarchical", "aab"}, [&](Context& context) {
     { const Context gone(std::move(context)); }
     EXPECT_EQ(said_of({.backend = "shm", .announce = false}),
               "ContextOptions::backend is \"shm\", but the ranks are on 2 machines; leave it empty, or set it to "
