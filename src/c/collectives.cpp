@@ -286,10 +286,11 @@ lockstep_status lockstep_send(lockstep_group* group, const void* data, int64_t c
     const auto type = static_cast<lockstep::shm::DataType>(dtype);
     const auto bytes = static_cast<size_t>(count) * element_bytes(type);
     // The page can wait; the receiver cannot.
-    const bool sent = request == nullptr && state->group.send_at_once(data, bytes, to, tag, type);
+    auto sent = request == nullptr ? state->group.send_at_once(data, bytes, to, tag, type)
+                                   : state->group.send(data, bytes, to, tag, nullptr, type);
     const uint64_t number = note_start("lockstep_send", dtype, count);
-    if (sent) return lockstep::own_page().finish_operation(number);
-    finish(state, state->group.send(data, bytes, to, tag, nullptr, type), number, request, nullptr);
+    if (sent == nullptr) return lockstep::own_page().finish_operation(number);
+    finish(state, std::move(sent), number, request, nullptr);
   });
 }
 

@@ -48,17 +48,22 @@ MessagePtr Channels::receive(void* data, size_t bytes, int from, int64_t tag, st
   return message;
 }
 
-bool Channels::send_at_once(const void* data, size_t bytes, int to, int64_t tag, DataType type) {
-  if (!sends_[static_cast<size_t>(to)].empty()) return false;
+MessagePtr Channels::send_at_once(const void* data, size_t bytes, int to, int64_t tag, DataType type) {
+  if (!sends_[static_cast<size_t>(to)].empty()) return send(data, bytes, to, tag, nullptr, type);
   const Envelope envelope(tag, bytes, type);
+  size_t moved = bytes;
   if (!boxes_.put(to, envelope, data)) {
-    if (!streams_.has_room(to, sizeof envelope + bytes)) return false;
+    if (!streams_.has_room(to, sizeof envelope)) return send(data, bytes, to, tag, nullptr, type);
     streams_.begin(to, &envelope, sizeof envelope);
     boxes_.pass(to);
-    streams_.write(to, data, bytes);
+    moved = streams_.write(to, data, bytes);
   }
   ++advances_;
-  return true;
+  if (moved == bytes) return nullptr;
+  MessagePtr message = send(data, bytes, to, tag, nullptr, type);
+  message->announced_ = true;
+  message->moved_ = moved;
+  return message;
 }
 
 MessagePtr Channels::receive_at_once(void* data, size_t bytes, int from, int64_t tag, DataType type) {

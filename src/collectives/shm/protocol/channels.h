@@ -66,8 +66,8 @@ class Channels {
   MessagePtr send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive, DataType type);
   MessagePtr receive(void* data, size_t bytes, int from, int64_t tag, std::shared_ptr<void> keep_alive, DataType type);
 
-  /// Sends a message that can be copied out whole, now. False, and nothing was done, if it cannot.
-  bool send_at_once(const void* data, size_t bytes, int to, int64_t tag, DataType type);
+  /// Sends a message, now. Null: it has gone out whole; else what is to be waited for.
+  MessagePtr send_at_once(const void* data, size_t bytes, int to, int64_t tag, DataType type);
   /// No other receive could take a message of that rank, and none was set aside.
   bool may_receive_at_once(int from) const {
     const auto i = static_cast<size_t>(from);

@@ -111,12 +111,15 @@ MessagePtr Communicator::receive(void* data, size_t bytes, int from, int64_t tag
   return message;
 }
 
-bool Communicator::send_at_once(const void* data, size_t bytes, int to, int64_t tag, DataType type) {
+WorkPtr Communicator::send_at_once(const void* data, size_t bytes, int to, int64_t tag, DataType type) {
   admission_.check_member();
   check_peer("send", to);
   const CountedLock guard(mutex_);
   waiter_.note_caller();
-  return !Verdict::exists(world_) && engine_.channels().send_at_once(data, bytes, to, tag, type);
+  if (!Verdict::exists(world_)) return engine_.channels().send_at_once(data, bytes, to, tag, type);
+  auto message = engine_.channels().send(data, bytes, to, tag, nullptr, type);
+  if (!engine_.is_over()) engine_.advance();
+  return message;
 }
 
 int Communicator::receive_now(void* data, size_t bytes, int from, int64_t tag, DataType type,

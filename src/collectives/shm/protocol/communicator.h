@@ -53,8 +53,8 @@ class Communicator {
   std::shared_ptr<Message> receive(void* data, size_t bytes, int from, int64_t tag,
                                    std::shared_ptr<void> keep_alive = nullptr, DataType type = DataType::kUInt8);
 
-  /// send() of a message that goes out whole, now; it is over. False, and nothing was done, if it cannot.
-  bool send_at_once(const void* data, size_t bytes, int to, int64_t tag, DataType type);
+  /// send() of a message that mostly goes out whole, now. Null: it is over; else what is to be waited for.
+  WorkPtr send_at_once(const void* data, size_t bytes, int to, int64_t tag, DataType type);
   /// receive() and wait(). Returns the sender.
   int receive_now(void* data, size_t bytes, int from, int64_t tag, DataType type, std::chrono::milliseconds timeout);
 

@@ -18,7 +18,7 @@ namespace lockstep::shm {
 
 inline constexpr int kMaxRanks = 64;
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint32_t kLayoutVersion = 9;
+inline constexpr uint32_t kLayoutVersion = 10;
 
 /// The most operations of a group that may be announced before every rank has finished the first of them.
 inline constexpr uint64_t kRingLines = 32;
@@ -130,7 +130,8 @@ struct Control {
   Line ring[kRingLines];
   LabelNote labels[kRingLines];  ///< of the operations in the ring
 
-  /// Point to point: bytes that this rank has written to the channel to each rank, and read from each rank's channel.
+  /// Point to point: how far this rank has written into the channel to each rank, and read in each rank's channel, as
+  /// the word of a RingPlace (protocol/byte_streams.h).
   PaddedWord written[kMaxRanks];
   PaddedWord consumed[kMaxRanks];
   PaddedWord received[kMaxRanks];  ///< messages that this rank has received from each, in boxes or by a channel
@@ -140,7 +141,7 @@ struct Control {
 struct Beginning {
   uint64_t operations = 0;
   uint64_t rounds = 0;
-  uint64_t message_bytes = 0;
+  uint64_t message_laps = 0;  ///< below 2^24
 };
 
 /// Sizes and offsets of a segment's areas; the same on every rank.
