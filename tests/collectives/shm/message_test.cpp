@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <array>
+#include <random>
 #include <set>
 
 #include "base/error.h"
@@ -183,6 +185,51 @@ TEST(Messages, AreReceivedInOrderWhateverWayEachTakes) {
     for (int i = 0; i < 200; ++i) ASSERT_EQ(data[static_cast<size_t>(i)], pattern(size(i), i, 0)) << i;
   });
 }
+
+class Streams : public ::testing::TestWithParam<size_t> {};
+
+// A sender turns early while its receiver keeps up, and uses all of the ring while it does not.
+TEST_P(Streams, HaveTheSameBytesHoweverFarTheReceiverLags) {
+  Geometry geometry = small_geometry(2);
+  geometry.channel_bytes = GetParam();
+  with_group(
+      2,
+      [](Communicator& group) {
+        std::mt19937 random(7);  // the same on both ranks
+        const auto below = [&](unsigned n) { return static_cast<size_t>(random() % n); };
+        for (int burst = 0; burst < 300; ++burst) {
+          std::vector<Bytes> data(1 + below(12));
+          const unsigned largest = std::array{200u, 3000u, 30000u}[below(3)];
+          const bool lags = below(2) == 0, blocks = below(2) == 0;
+          for (auto& one : data) one.resize(1041 + below(largest));  // more than a box holds
+          std::vector<WorkPtr> work;
+          if (group.rank() == 0) {
+            for (size_t i = 0; i < data.size(); ++i) {
+              data[i] = pattern(data[i].size(), burst, static_cast<int64_t>(i));
+              if (blocks && !lags)
+                send_now(group, data[i], 1, 0);
+              else
+                work.push_back(group.send(data[i].data(), data[i].size(), 1, 0));
+            }
+            if (lags) group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
+          } else {
+            if (lags) group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
+            for (auto& one : data) {
+              if (blocks)
+                receive_now(group, one, 0, 0);
+              else
+                work.push_back(group.receive(one.data(), one.size(), 0, 0));
+            }
+          }
+          for (auto& w : work) group.wait(*w, kTestTimeout);
+          for (size_t i = 0; i < data.size(); ++i)
+            ASSERT_EQ(data[i], pattern(data[i].size(), burst, static_cast<int64_t>(i))) << burst << " " << i;
+        }
+      },
+      geometry);
+}
+
+INSTANTIATE_TEST_SUITE_P(Rings, Streams, ::testing::Values(64, 320, 4096, 12 * 1024, 64 * 1024));
 
 TEST(Messages, ManySmallOnesNeedNoReceiver) {
   // As many as their channel holds, each with its envelope; the boxes come on top.

@@ -67,8 +67,10 @@ class ByteStreams {
     RingPlace published;  ///< as the other end may know it
     RingPlace other;      ///< of the other end, as far as this one knows
   };
+  /// The longest of a message that has so many bytes left.
+  size_t piece_of(size_t bytes) const;
   size_t ahead(const End& end) const;
-  size_t room(int to, size_t wanted);
+  size_t room(int to, size_t wanted, bool in_cache);
   size_t available(int from);
 
   const World& world_;

@@ -49,6 +49,7 @@ class Rounds {
   void fill(uint64_t round);
   void reduce(uint64_t round);
   void drain(uint64_t round);
+  std::byte* chunk(int rank, uint64_t round) const;
   const std::byte* source(int rank, uint64_t round) const;
   void drain_sums(uint64_t round, Range whole);
   void publish(Word& word, uint64_t rounds);
@@ -59,6 +60,7 @@ class Rounds {
   const bool in_slices_;  ///< all_reduce
   const bool direct_;     ///< the others read this rank's package in place
   size_t round_bytes_;    ///< of every block
+  size_t stride_;         ///< of the chunks
   uint64_t readers_ = 0;  ///< ranks that read this rank's package, as bits
 
   uint64_t fills_;  ///< rounds this rank fills, reduces and drains in all
