@@ -25,9 +25,14 @@ bool Mover::move_at_once(Operation& operation) {
   return true;
 }
 
+void Mover::finish(const Operation& operation) {
+  rounds_before_ += operation.round_count;
+  if (operation.rounds) area_at_ = operation.rounds->area_end();
+}
+
 bool Mover::move_in_rounds(Operation& operation, uint64_t& blocked_on) {
   if (!operation.rounds) {
-    operation.rounds = std::make_unique<Rounds>(world_, operation, rounds_before_);
+    operation.rounds = std::make_unique<Rounds>(world_, operation, rounds_before_, area_at_);
     operation.round_count = operation.rounds->count();
   }
   const uint64_t before = operation.rounds->moved();

@@ -35,7 +35,7 @@ class Mover {
     return true;
   }
   /// That operation is over: the next one's rounds come after its.
-  void finish(const Operation& operation) { rounds_before_ += operation.round_count; }
+  void finish(const Operation& operation);
 
   /// Of large operations, in all.
   uint64_t rounds_moved() const { return rounds_moved_; }
@@ -51,6 +51,7 @@ class Mover {
   const World& world_;
   /// Of the operations that are over; the same on all ranks.
   uint64_t rounds_before_;
+  size_t area_at_ = 0;  ///< where the chunks of the next operation in rounds begin
   uint64_t rounds_moved_ = 0;
   /// Of the others' resident areas.
   std::array<PopulatedRanges, kMaxRanks> populated_;

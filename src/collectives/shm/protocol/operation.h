@@ -27,9 +27,6 @@ struct Limits {
   size_t private_one_shot;  ///< the same for all_reduce of private buffers
   size_t staged;            ///< these are copied when announced, and summed in slices where they were copied to
   size_t eager;             ///< all other operations: packages are copied when announced
-  size_t one_way;           ///< the same for those with a root
-  /// The one of `eager` and `one_way` that counts.
-  size_t at_once(OperationKind kind) const { return has_root(kind) ? one_way : eager; }
   /// `crowded`: there are more ranks than processors for them.
   static Limits of(int world_size, bool crowded = false);
 };

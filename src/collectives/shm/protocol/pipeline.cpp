@@ -117,8 +117,8 @@ void Pipeline::choose_method(Operation& operation) {
   operation.method = Method::kRounds;
   if (operation.request.kind == OperationKind::kAllToAllUneven) return;
   const size_t bytes = operation.transfer.package_bytes();
-  const bool at_once = all_reduce ? operation.staged == everyone && bytes <= limits_.private_one_shot
-                                  : bytes <= limits_.at_once(operation.request.kind);
+  const bool at_once =
+      all_reduce ? operation.staged == everyone && bytes <= limits_.private_one_shot : bytes <= limits_.eager;
   if (at_once || world_.size() == 1)
     operation.method = Method::kEager;
   else if (all_reduce && (operation.resident | operation.staged) == everyone)

@@ -10,34 +10,51 @@
 namespace lockstep::shm {
 namespace {
 
-/// Of each block, from memory that the others can access, and from other memory. The chunks of the second are used
-/// again while both ranks have them in their first-level caches: broadcast, gather and scatter take 0.55 to 0.8 of the
-/// time that they take in rounds of 64 KiB, from 16 KiB to 1 MiB. Where the data themselves are beyond the caches,
-/// longer copies are faster: 16 MiB take 1.2 of the time in short rounds.
+/// Of each block, from memory that the others can access, and from other memory.
 constexpr size_t kOneWayRound = size_t{64} << 10;
-constexpr size_t kOneWayCopied = size_t{2} << 10;
+constexpr size_t kLongestCopied = size_t{32} << 10, kShortestCopied = size_t{4} << 10;
+
+/// Bytes of every block that one round moves.
+size_t bytes_of_round(const World& world, const Operation& operation) {
+  const Transfer& transfer = operation.transfer;
+  const size_t blocks = transfer.has_block_per_rank() ? static_cast<size_t>(world.size()) : 1;
+  size_t bytes = world.geometry().chunk_bytes;
+  // Where data goes one way, one rank writes a round while others read the one before, so short rounds overlap sooner.
+  // Where ranks take turns on their processors every round costs switches instead (4 ranks on 2: 16 MiB 4.4 ms,
+  // not 2.4).
+  if (has_root(operation.request.kind) && world.spin()) {
+    const size_t quarter = Geometry::round_up(transfer.block_bytes() / 4, 4096);
+    const size_t copied = std::clamp(quarter, kShortestCopied, kLongestCopied) * blocks;
+    bytes = std::min(bytes, operation.resident == 0 ? copied : kOneWayRound);
+  }
+  if (blocks > 1) bytes = bytes / blocks / kCacheLine * kCacheLine;
+  if (operation.request.kind == OperationKind::kAllReduce || operation.request.kind == OperationKind::kAllToAllUneven)
+    return bytes;
+  return std::min(bytes, Geometry::round_up(transfer.block_bytes(), kCacheLine));
+}
 
 }  // namespace
 
-Rounds::Rounds(const World& world, const Operation& operation, uint64_t before)
+Rounds::Rounds(const World& world, const Operation& operation, uint64_t before, size_t area_at)
     : world_(world),
       operation_(operation),
       before_(before),
       in_slices_(operation.request.kind == OperationKind::kAllReduce),
       direct_(!in_slices_ && (operation.resident >> world.rank() & 1) != 0),
-      round_bytes_(world.geometry().chunk_bytes) {
+      round_bytes_(bytes_of_round(world, operation)),
+      stride_(world.geometry().chunk_bytes),
+      slots_(world.geometry().chunks),
+      first_(0) {
   const Transfer& transfer = operation.transfer;
   const int me = world.rank();
-  // Where data goes one way, one rank writes a round while others read the one before, so short rounds overlap sooner.
-  // Where ranks take turns on their processors every round costs switches instead (4 ranks on 2: 16 MiB 4.4 ms,
-  // not 2.4).
-  const size_t blocks = transfer.has_block_per_rank() ? static_cast<size_t>(world.size()) : 1;
-  if (has_root(operation.request.kind) && world.spin()) {
-    const bool short_rounds = operation.resident == 0 && transfer.package_bytes() < kBeyondCaches;
-    round_bytes_ = std::min(round_bytes_, short_rounds ? kOneWayCopied * blocks : kOneWayRound);
+  if (!in_slices_) {
+    stride_ = round_bytes_ * (transfer.has_block_per_rank() ? static_cast<size_t>(world.size()) : 1);
+    slots_ = world.geometry().chunk_area() / stride_;
+    const bool evicts_itself =
+        !has_root(operation.request.kind) && transfer.block_bytes() > world.geometry().chunk_bytes;
+    if (evicts_itself) slots_ = std::min<uint64_t>(slots_, world.geometry().chunks);
+    first_ = (area_at + stride_ - 1) / stride_ % slots_;
   }
-  stride_ = round_bytes_;
-  if (blocks > 1) round_bytes_ = round_bytes_ / blocks / kCacheLine * kCacheLine;
   size_t sent = 0, received = 0;
   for (int r = 0; r < world.size(); ++r) {
     if (r == me) continue;
@@ -50,7 +67,7 @@ Rounds::Rounds(const World& world, const Operation& operation, uint64_t before)
 }
 
 std::byte* Rounds::chunk(int rank, uint64_t round) const {
-  return world_.chunks(rank) + round % world_.geometry().chunks * stride_;
+  return world_.chunks(rank) + (first_ + round) % slots_ * stride_;
 }
 
 uint64_t Rounds::rounds_for(size_t bytes) const { return (bytes + round_bytes_ - 1) / round_bytes_; }
@@ -89,12 +106,11 @@ bool Rounds::all_reached(Word Control::*word, uint64_t ranks, uint64_t value, ui
 }
 
 bool Rounds::may_fill(uint64_t round, uint64_t& blocked_on) const {
-  const uint64_t chunks = world_.geometry().chunks;
   // The first rounds reuse chunks of an earlier operation, which any rank may have read.
-  if (round < chunks) return all_reached(&Control::finished, world_.others(), operation_.sequence - 1, blocked_on);
-  if (in_slices_) return drained_ > round - chunks;  // after the others: see may_drain()
+  if (round < slots_) return all_reached(&Control::finished, world_.others(), operation_.sequence - 1, blocked_on);
+  if (in_slices_) return drained_ > round - slots_;  // after the others: see may_drain()
   uint64_t still_reading = 0;
-  const uint64_t old = round - chunks;
+  const uint64_t old = round - slots_;
   for (uint64_t ranks = readers_; ranks != 0; ranks &= ranks - 1) {
     const int r = std::countr_zero(ranks);
     if (operation_.transfer.send_bytes(r) > old * round_bytes_) still_reading |= world_.bit(r);

@@ -19,11 +19,13 @@ namespace lockstep::shm {
 /// resident memory fills nothing: the others read it in place, and its operation ends when they have drained it.
 class Rounds {
  public:
-  /// `before`: the number of rounds of all earlier operations of the group.
-  Rounds(const World& world, const Operation& operation, uint64_t before);
+  /// `before`: the number of rounds of all earlier operations of the group; `area_at`: where the last one's chunks end.
+  Rounds(const World& world, const Operation& operation, uint64_t before, size_t area_at);
 
   /// The rounds that the operation takes on the rank where it takes most; the same number on every rank.
   uint64_t count() const { return rounds_for(longest_block()); }
+  /// Where the next operation's chunks begin; the same on every rank.
+  size_t area_end() const { return in_slices_ ? 0 : (first_ + count()) % slots_ * stride_; }
 
   /// Does what can be done now. Returns true when the operation is over for this rank; else adds to `blocked_on` the
   /// ranks it waits for.
@@ -61,6 +63,8 @@ class Rounds {
   const bool direct_;     ///< the others read this rank's package in place
   size_t round_bytes_;    ///< of every block
   size_t stride_;         ///< of the chunks
+  uint64_t slots_;        ///< chunks that there is room for
+  uint64_t first_;        ///< the slot of the first round
   uint64_t readers_ = 0;  ///< ranks that read this rank's package, as bits
 
   uint64_t fills_;  ///< rounds this rank fills, reduces and drains in all

@@ -302,9 +302,10 @@ class Bootstrap {
 Geometry geometry_for(int world_size) {
   Geometry geometry;
   geometry.world_size = world_size;
-  // Half a MiB for messages, shared out among the peers.
-  const size_t share = (size_t{512} << 10) / static_cast<size_t>(world_size);
-  geometry.channel_bytes = std::min<size_t>(share / 4096 * 4096, size_t{64} << 10);
+  // Address space for messages, shared out among the peers; pages are used as messages come by.
+  const size_t share = (size_t{8} << 20) / static_cast<size_t>(world_size);
+  geometry.channel_bytes = std::min<size_t>(share / 4096 * 4096, size_t{2} << 20);
+  geometry.area_bytes = (size_t{32} << 20) / static_cast<size_t>(std::max(world_size, 8));
   if (world_size > 8) geometry.box_bytes = 3 * kCacheLine;
   return geometry;
 }

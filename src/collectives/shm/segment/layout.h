@@ -26,8 +26,6 @@ inline constexpr uint64_t kRingLines = 32;
 /// announcement reads all of them at once (measured on 2 ranks, against data elsewhere: 64 bytes 0.12 us instead of
 /// 0.16, 1 KiB 0.16 us instead of 0.18).
 inline constexpr size_t kInlineBytes = 48 + 1024;
-/// So many bytes that one rank copies in and another one out are in no cache by then.
-inline constexpr size_t kBeyondCaches = size_t{8} << 20;
 /// The processor of a rank that has not waited yet, or of any rank on a system that does not report it.
 inline constexpr uint32_t kNoProcessor = ~uint32_t{0};
 /// The last operation that a group can carry out, because an announcement uses 8 bits of its word for something else.
@@ -132,8 +130,7 @@ struct Control {
   Line ring[kRingLines];
   LabelNote labels[kRingLines];  ///< of the operations in the ring
 
-  /// Point to point: how far this rank has written into the channel to each rank, and read in each rank's channel, as
-  /// the word of a RingPlace (protocol/byte_streams.h).
+  /// Point to point: bytes that this rank has written to the channel to each rank, and read from each rank's channel.
   PaddedWord written[kMaxRanks];
   PaddedWord consumed[kMaxRanks];
   PaddedWord received[kMaxRanks];  ///< messages that this rank has received from each, in boxes or by a channel
@@ -143,14 +140,15 @@ struct Control {
 struct Beginning {
   uint64_t operations = 0;
   uint64_t rounds = 0;
-  uint64_t message_laps = 0;  ///< below 2^24
+  uint64_t message_bytes = 0;
 };
 
 /// Sizes and offsets of a segment's areas; the same on every rank.
 struct Geometry {
   size_t eager_bytes = size_t{1} << 20;     ///< small operations' data, announced together with the operation
   size_t chunk_bytes = size_t{256} << 10;   ///< one round of a large operation
-  size_t chunks = 4;                        ///< rounds in flight
+  size_t chunks = 4;                        ///< rounds of a large all_reduce in flight
+  size_t area_bytes = 0;                    ///< of all rounds; at least that of the chunks
   size_t channel_bytes = size_t{16} << 10;  ///< point to point, for one pair of ranks in one direction
   size_t box_bytes = kCacheLine + 1024;     ///< the same: one of kBoxes, a multiple of a cache line
   size_t resident_bytes = 0;                ///< address space for allocations; committed when used
@@ -159,9 +157,8 @@ struct Geometry {
   static size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
   size_t eager_at() const { return round_up(sizeof(Control), 4096); }
   size_t chunks_at() const { return eager_at() + eager_bytes; }
-  size_t channel_at(int to) const {
-    return chunks_at() + chunks * chunk_bytes + static_cast<size_t>(to) * channel_bytes;
-  }
+  size_t chunk_area() const { return std::max(area_bytes, chunks * chunk_bytes); }
+  size_t channel_at(int to) const { return chunks_at() + chunk_area() + static_cast<size_t>(to) * channel_bytes; }
   size_t box_at(int to, uint64_t number) const {
     return round_up(channel_at(world_size), kCacheLine) +
            (static_cast<size_t>(to) * kBoxes + number % kBoxes) * box_bytes;
