@@ -52,7 +52,7 @@ std::vector<int64_t> thresholds(int world_size) {
                        geometry.chunks * geometry.chunk_bytes};
   for (bool crowded : {false, true}) {
     const shm::Limits limits = shm::Limits::of(world_size, crowded);
-    all.insert({limits.one_shot, limits.private_one_shot, limits.staged, limits.eager});
+    all.insert({limits.one_shot, limits.private_one_shot, limits.staged, limits.one_way, limits.both_ways});
   }
   return {all.begin(), all.end()};
 }

@@ -60,10 +60,12 @@ struct Case {
 std::vector<Case> cases(int ranks) {
   const Geometry geometry = small_geometry(ranks);
   const auto n = static_cast<size_t>(ranks);
-  const size_t eager = Limits::of(ranks).eager, round = geometry.chunk_bytes / n / kCacheLine * kCacheLine;
+  const size_t one_way = Limits::of(ranks).one_way, both_ways = Limits::of(ranks).both_ways;
+  const size_t round = geometry.chunk_bytes / n / kCacheLine * kCacheLine;
   std::vector<size_t> sizes{
       0, 1, kInlineBytes / n - 1, kInlineBytes / n, kInlineBytes / n + 1, kInlineBytes, kInlineBytes + 1, 2000};
-  for (size_t threshold : {eager / n, eager, 3 * round, geometry.chunks * geometry.chunk_bytes + 64})
+  for (size_t threshold : {one_way / n, one_way, both_ways / n, both_ways, 3 * round,
+                           geometry.chunks * geometry.chunk_bytes + 64, geometry.area_bytes + 64})
     for (size_t delta : {size_t{0}, size_t{1}, size_t{2}}) sizes.push_back(threshold + delta - 1);
   std::vector<Case> all;
   for (size_t bytes : sizes)

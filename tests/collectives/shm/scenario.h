@@ -36,9 +36,13 @@ class Memory {
   const Geometry& geometry() const { return geometry_; }
   std::unique_ptr<Communicator> fresh_group(int rank) {
     std::vector<PeerWatch> watches(static_cast<size_t>(ranks_));
-    return std::make_unique<Communicator>(
-        World(rank, geometry_, segments_, std::move(watches), true), std::make_shared<ProgressSet>(),
-        Limits{.one_shot = kOneShot, .private_one_shot = kOneShot, .staged = kStaged, .eager = kOneShot});
+    return std::make_unique<Communicator>(World(rank, geometry_, segments_, std::move(watches), true),
+                                          std::make_shared<ProgressSet>(),
+                                          Limits{.one_shot = kOneShot,
+                                                 .private_one_shot = kOneShot,
+                                                 .staged = kStaged,
+                                                 .one_way = kOneShot,
+                                                 .both_ways = kOneShot});
   }
   void wipe() {
     const std::byte nonce[16] = {};

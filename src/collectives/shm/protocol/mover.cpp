@@ -26,13 +26,15 @@ bool Mover::move_at_once(Operation& operation) {
 }
 
 void Mover::finish(const Operation& operation) {
-  rounds_before_ += operation.round_count;
-  if (operation.rounds) area_at_ = operation.rounds->area_end();
+  if (operation.rounds)
+    area_ = operation.rounds->area_after();
+  else
+    area_.rounds += operation.round_count;
 }
 
 bool Mover::move_in_rounds(Operation& operation, uint64_t& blocked_on) {
   if (!operation.rounds) {
-    operation.rounds = std::make_unique<Rounds>(world_, operation, rounds_before_, area_at_);
+    operation.rounds = std::make_unique<Rounds>(world_, operation, area_);
     operation.round_count = operation.rounds->count();
   }
   const uint64_t before = operation.rounds->moved();
@@ -42,7 +44,7 @@ bool Mover::move_in_rounds(Operation& operation, uint64_t& blocked_on) {
 }
 
 bool Mover::move_in_place(Operation& operation, uint64_t& blocked_on) {
-  const uint64_t done = rounds_before_ + 1;
+  const uint64_t done = area_.rounds + 1;
   if ((operation.summed & world_.bit(world_.rank())) == 0) {
     operation.round_count = 1;
     reduce_own_slice(operation);

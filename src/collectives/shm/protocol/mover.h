@@ -6,6 +6,7 @@
 
 #include "collectives/shm/kernels/reduce.h"
 #include "collectives/shm/protocol/operation.h"
+#include "collectives/shm/protocol/rounds.h"
 #include "collectives/shm/segment/populated_ranges.h"
 #include "collectives/shm/segment/world.h"
 
@@ -15,7 +16,7 @@ namespace lockstep::shm {
 /// here waits. Guarded by the communicator's mutex.
 class Mover {
  public:
-  explicit Mover(const World& world) : world_(world), rounds_before_(world.mine().drained.load()) {}
+  explicit Mover(const World& world) : world_(world), area_{.rounds = world.mine().drained.load()} {}
 
   /// See Communicator::share_out_by.
   void share_out_by(ShareOut share_out) { share_out_ = std::move(share_out); }
@@ -50,8 +51,7 @@ class Mover {
 
   const World& world_;
   /// Of the operations that are over; the same on all ranks.
-  uint64_t rounds_before_;
-  size_t area_at_ = 0;  ///< where the chunks of the next operation in rounds begin
+  ChunkArea area_;
   uint64_t rounds_moved_ = 0;
   /// Of the others' resident areas.
   std::array<PopulatedRanges, kMaxRanks> populated_;

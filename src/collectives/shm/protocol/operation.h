@@ -26,7 +26,10 @@ struct Limits {
   size_t one_shot;          ///< all_reduce: every rank sums everything, whatever the memory
   size_t private_one_shot;  ///< the same for all_reduce of private buffers
   size_t staged;            ///< these are copied when announced, and summed in slices where they were copied to
-  size_t eager;             ///< all other operations: packages are copied when announced
+  size_t one_way;           ///< operations with a root: packages are copied when announced
+  size_t both_ways;         ///< all others: the same
+
+  size_t eager(OperationKind kind) const { return has_root(kind) ? one_way : both_ways; }
   /// `crowded`: there are more ranks than processors for them.
   static Limits of(int world_size, bool crowded = false);
 };
@@ -41,6 +44,7 @@ class Operation : public Work {
   enum class Stage : uint8_t {
     kQueued,     ///< not announced yet: there is no room, or an earlier operation writes what this one reads
     kAnnounced,  ///< others may read it; it waits for all others' announcements
+    kKept,       ///< the same, and its own block is where it belongs
     kMoving,     ///< headers match; data moves
   };
 

@@ -97,8 +97,8 @@ bool Pipeline::arrive(Operation& operation, uint64_t& blocked_on) {
   if (operation.arrived != world_.others()) return false;
   choose_method(operation);
   if (operation.request.kind == OperationKind::kAllToAllUneven && !splits_agree(operation, blocked_on)) return false;
+  if (operation.stage != Operation::Stage::kKept) operation.transfer.keep_own();
   operation.stage = Operation::Stage::kMoving;
-  operation.transfer.keep_own();
   return true;
 }
 
@@ -117,8 +117,8 @@ void Pipeline::choose_method(Operation& operation) {
   operation.method = Method::kRounds;
   if (operation.request.kind == OperationKind::kAllToAllUneven) return;
   const size_t bytes = operation.transfer.package_bytes();
-  const bool at_once =
-      all_reduce ? operation.staged == everyone && bytes <= limits_.private_one_shot : bytes <= limits_.eager;
+  const bool at_once = all_reduce ? operation.staged == everyone && bytes <= limits_.private_one_shot
+                                  : bytes <= limits_.eager(operation.request.kind);
   if (at_once || world_.size() == 1)
     operation.method = Method::kEager;
   else if (all_reduce && (operation.resident | operation.staged) == everyone)

@@ -60,7 +60,14 @@ class Pipeline {
     const uint64_t sequence = operation.sequence;
     if (sequence > kRingLines && !finished_.everyone(sequence - kRingLines, blocked_on)) return false;
     if (!head && operation.transfer.gives(world_.rank()) && reads_pending_output(operation)) return false;
-    return announcer_.announce(operation, blocked_on);
+    if (!announcer_.announce(operation, blocked_on)) return false;
+    // While the others are on their way, this takes none of their time. (Earlier operations may use the same memory,
+    // and uneven splits may not agree.)
+    if (head && operation.request.kind != OperationKind::kAllToAllUneven) {
+      operation.transfer.keep_own();
+      operation.stage = Operation::Stage::kKept;
+    }
+    return true;
   }
   bool reads_pending_output(const Operation& operation) const;
   bool arrive(Operation& operation, uint64_t& blocked_on);

@@ -35,26 +35,33 @@ size_t bytes_of_round(const World& world, const Operation& operation) {
 
 }  // namespace
 
-Rounds::Rounds(const World& world, const Operation& operation, uint64_t before, size_t area_at)
+/// Writing to a line that another rank has read and still has in its caches is slow. So two ranks that both send write
+/// where they have read before; the others go through an area that is larger than those caches, unless the data are.
+ChunkSlots slots_of(const World& world, const Operation& operation, size_t round_bytes, const ChunkArea& area) {
+  const Geometry& geometry = world.geometry();
+  const OperationKind kind = operation.request.kind;
+  const bool one_way = has_root(kind), uneven = kind == OperationKind::kAllToAllUneven;
+  if (kind == OperationKind::kAllReduce) return {geometry.chunk_bytes, geometry.chunks};
+  if (!one_way && !uneven && operation.resident == 0 && world.size() == 2)
+    return {geometry.chunk_bytes, geometry.chunks, 0, /*exchanged=*/true};
+  ChunkSlots slots{round_bytes, geometry.chunks};
+  if (operation.transfer.has_block_per_rank()) slots.stride *= static_cast<size_t>(world.size());
+  if (one_way || operation.transfer.block_bytes() <= geometry.chunk_bytes)
+    slots.count = geometry.chunk_area() / slots.stride;
+  slots.first = (area.at + slots.stride - 1) / slots.stride % slots.count;
+  return slots;
+}
+
+Rounds::Rounds(const World& world, const Operation& operation, const ChunkArea& area)
     : world_(world),
       operation_(operation),
-      before_(before),
+      area_(area),
       in_slices_(operation.request.kind == OperationKind::kAllReduce),
       direct_(!in_slices_ && (operation.resident >> world.rank() & 1) != 0),
       round_bytes_(bytes_of_round(world, operation)),
-      stride_(world.geometry().chunk_bytes),
-      slots_(world.geometry().chunks),
-      first_(0) {
+      slots_(slots_of(world, operation, round_bytes_, area)) {
   const Transfer& transfer = operation.transfer;
   const int me = world.rank();
-  if (!in_slices_) {
-    stride_ = round_bytes_ * (transfer.has_block_per_rank() ? static_cast<size_t>(world.size()) : 1);
-    slots_ = world.geometry().chunk_area() / stride_;
-    const bool evicts_itself =
-        !has_root(operation.request.kind) && transfer.block_bytes() > world.geometry().chunk_bytes;
-    if (evicts_itself) slots_ = std::min<uint64_t>(slots_, world.geometry().chunks);
-    first_ = (area_at + stride_ - 1) / stride_ % slots_;
-  }
   size_t sent = 0, received = 0;
   for (int r = 0; r < world.size(); ++r) {
     if (r == me) continue;
@@ -67,7 +74,18 @@ Rounds::Rounds(const World& world, const Operation& operation, uint64_t before, 
 }
 
 std::byte* Rounds::chunk(int rank, uint64_t round) const {
-  return world_.chunks(rank) + (first_ + round) % slots_ * stride_;
+  const bool in_others = slots_.exchanged && (area_.exchanges + slots_.turn(round)) % 2 == 1;
+  return world_.chunks(in_others ? 1 - rank : rank) + slots_.at(round);
+}
+
+size_t Rounds::block_at(int rank) const {
+  return operation_.transfer.has_block_per_rank() ? static_cast<size_t>(rank) * round_bytes_ : 0;
+}
+
+ChunkArea Rounds::area_after() const {
+  ChunkArea after{area_.rounds + count(), slots_.at(count()), area_.exchanges};
+  if (slots_.exchanged) after.exchanges += slots_.turn(count() + slots_.count - 1);
+  return after;
 }
 
 uint64_t Rounds::rounds_for(size_t bytes) const { return (bytes + round_bytes_ - 1) / round_bytes_; }
@@ -107,10 +125,11 @@ bool Rounds::all_reached(Word Control::*word, uint64_t ranks, uint64_t value, ui
 
 bool Rounds::may_fill(uint64_t round, uint64_t& blocked_on) const {
   // The first rounds reuse chunks of an earlier operation, which any rank may have read.
-  if (round < slots_) return all_reached(&Control::finished, world_.others(), operation_.sequence - 1, blocked_on);
-  if (in_slices_) return drained_ > round - slots_;  // after the others: see may_drain()
+  if (round < slots_.count)
+    return all_reached(&Control::finished, world_.others(), operation_.sequence - 1, blocked_on);
+  if (in_slices_ || slots_.exchanged) return drained_ > round - slots_.count;  // after the others: see may_drain()
   uint64_t still_reading = 0;
-  const uint64_t old = round - slots_;
+  const uint64_t old = round - slots_.count;
   for (uint64_t ranks = readers_; ranks != 0; ranks &= ranks - 1) {
     const int r = std::countr_zero(ranks);
     if (operation_.transfer.send_bytes(r) > old * round_bytes_) still_reading |= world_.bit(r);
@@ -149,7 +168,9 @@ void Rounds::fill(uint64_t round) {
     std::memcpy(to, input + whole.begin, own.begin - whole.begin);
     std::memcpy(to + (own.end - whole.begin), input + own.end, whole.end - own.end);
   } else {
-    operation_.transfer.pack(to, round_bytes_, whole.begin, whole.end);
+    // Ranks that exchange chunks have the one block that moves at the beginning.
+    const size_t before = slots_.exchanged ? block_at(1 - world_.rank()) : 0;
+    operation_.transfer.pack(to - before, round_bytes_, whole.begin, whole.end);
   }
   filled_ = round + 1;
   publish(world_.mine().filled, round + 1);
@@ -174,7 +195,8 @@ void Rounds::reduce(uint64_t round) {
 const std::byte* Rounds::source(int rank, uint64_t round) const {
   const auto me = static_cast<size_t>(world_.rank());
   const bool per_rank = operation_.transfer.has_block_per_rank();
-  if ((operation_.resident >> rank & 1) == 0) return chunk(rank, round) + (per_rank ? me * round_bytes_ : 0);
+  if ((operation_.resident >> rank & 1) == 0)
+    return chunk(rank, round) + (slots_.exchanged ? 0 : block_at(world_.rank()));
   const Line& line = world_.line(rank, operation_.sequence);
   return world_.resident(rank) + line.where.resident + (per_rank ? me * operation_.transfer.block_bytes() : 0) +
          round * round_bytes_;

@@ -7,6 +7,24 @@
 
 namespace lockstep::shm {
 
+/// What the rounds of a group have used; the same on every rank when an operation begins.
+struct ChunkArea {
+  uint64_t rounds = 0;     ///< of all operations
+  size_t at = 0;           ///< where the last chunk ends
+  uint64_t exchanges = 0;  ///< turns of operations that exchange chunks
+};
+
+/// Where the chunks of an operation are in the area.
+struct ChunkSlots {
+  size_t stride;           ///< bytes of each
+  uint64_t count;          ///< so many are used, in turn
+  uint64_t first = 0;      ///< the one of the first round
+  bool exchanged = false;  ///< a rank writes where it has read in the turn before: in its own memory or in the other's
+
+  uint64_t turn(uint64_t round) const { return round / count; }
+  size_t at(uint64_t round) const { return (first + round) % count * stride; }
+};
+
 /// Moves a large operation in rounds through the ranks' chunks, whose memory is bounded and stays in the cache.
 ///
 ///   fill    a rank writes round k of its package into its chunk k mod chunks     -> word `filled`
@@ -19,13 +37,13 @@ namespace lockstep::shm {
 /// resident memory fills nothing: the others read it in place, and its operation ends when they have drained it.
 class Rounds {
  public:
-  /// `before`: the number of rounds of all earlier operations of the group; `area_at`: where the last one's chunks end.
-  Rounds(const World& world, const Operation& operation, uint64_t before, size_t area_at);
+  /// `area`: where the rounds of the operations before have left it.
+  Rounds(const World& world, const Operation& operation, const ChunkArea& area);
 
   /// The rounds that the operation takes on the rank where it takes most; the same number on every rank.
   uint64_t count() const { return rounds_for(longest_block()); }
-  /// Where the next operation's chunks begin; the same on every rank.
-  size_t area_end() const { return in_slices_ ? 0 : (first_ + count()) % slots_ * stride_; }
+  /// The area after this operation; the same on every rank.
+  ChunkArea area_after() const;
 
   /// Does what can be done now. Returns true when the operation is over for this rank; else adds to `blocked_on` the
   /// ranks it waits for.
@@ -42,7 +60,7 @@ class Rounds {
   /// The longest from any rank to any rank; the same on every rank.
   size_t longest_block() const;
   /// The value of a word when `rounds` of this operation are done.
-  uint64_t key(uint64_t rounds) const { return before_ + rounds; }
+  uint64_t key(uint64_t rounds) const { return area_.rounds + rounds; }
 
   bool may_fill(uint64_t round, uint64_t& blocked_on) const;
   bool may_reduce(uint64_t round, uint64_t& blocked_on) const;
@@ -52,19 +70,19 @@ class Rounds {
   void reduce(uint64_t round);
   void drain(uint64_t round);
   std::byte* chunk(int rank, uint64_t round) const;
+  /// Where that rank's block is in a chunk.
+  size_t block_at(int rank) const;
   const std::byte* source(int rank, uint64_t round) const;
   void drain_sums(uint64_t round, Range whole);
   void publish(Word& word, uint64_t rounds);
 
   const World& world_;
   const Operation& operation_;
-  const uint64_t before_;
+  const ChunkArea area_;  ///< before this operation
   const bool in_slices_;  ///< all_reduce
   const bool direct_;     ///< the others read this rank's package in place
   size_t round_bytes_;    ///< of every block
-  size_t stride_;         ///< of the chunks
-  uint64_t slots_;        ///< chunks that there is room for
-  uint64_t first_;        ///< the slot of the first round
+  ChunkSlots slots_;
   uint64_t readers_ = 0;  ///< ranks that read this rank's package, as bits
 
   uint64_t fills_;  ///< rounds this rank fills, reduces and drains in all
