@@ -126,8 +126,10 @@ size_t available_memory_bytes() {
 }
 
 // Delegates, so that the destructor unmaps if committing fails.
-SharedSegment::SharedSegment(const std::string& name, size_t reserve_bytes, size_t commit_bytes) : SharedSegment() {
+SharedSegment::SharedSegment(const std::string& name, size_t reserve_bytes, size_t commit_bytes, size_t apart_bytes)
+    : SharedSegment() {
   size_ = reserve_bytes;
+  apart_at_ = reserve_bytes - apart_bytes;
   fork_generation_ = lockstep::fork_generation();
   rlimit limit{};
   // Beyond this limit ftruncate would raise SIGXFSZ.
@@ -180,26 +182,32 @@ void SharedSegment::map() {
 
 void SharedSegment::commit(size_t end) {
   if (end <= committed_) return;
-  const size_t wanted = end - committed_;
-  if (end > size_)
+  allocate(committed_, end, apart_at_);
+  committed_ = end;
+}
+
+void SharedSegment::commit_apart(size_t begin, size_t end) { allocate(begin, end, size_); }
+
+void SharedSegment::allocate(size_t begin, size_t end, size_t limit) {
+  const size_t wanted = end - begin;
+  if (end > limit)
     throw Error("shared memory: wanted " + megabytes(end) + " in one group, which has address space for only " +
-                megabytes(size_) + "; the segments of this process's groups take " + megabytes(mapped_segment_bytes()) +
+                megabytes(limit) + "; the segments of this process's groups take " + megabytes(mapped_segment_bytes()) +
                 " in all. Use fewer or smaller groups.");
   // The kernel would kill a process rather than refuse, so check first.
   if (wanted > available_memory_bytes()) throw_no_memory(wanted, "the limit of the machine or its cgroup");
   // Where huge pages must be requested, touch them first: the request applies to the mapping, and fallocate, which
   // bypasses it, would take small pages.
-  if (huge_pages_on_request()) populate(committed_, end);
+  if (huge_pages_on_request()) populate(begin, end);
   int result;
   do {
-    result = ::fallocate(fd_.get(), 0, static_cast<off_t>(committed_), static_cast<off_t>(wanted));
+    result = ::fallocate(fd_.get(), 0, static_cast<off_t>(begin), static_cast<off_t>(wanted));
   } while (result != 0 && errno == EINTR);
   if (result != 0) {
     const int code = errno;
     throw_no_memory(wanted, std::strerror(code));
   }
-  populate(committed_, end);
-  committed_ = end;
+  populate(begin, end);
 }
 
 void SharedSegment::copy_into_children() {
@@ -220,6 +228,7 @@ void SharedSegment::swap(SharedSegment& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   std::swap(committed_, other.committed_);
+  std::swap(apart_at_, other.apart_at_);
   std::swap(fork_generation_, other.fork_generation_);
 }
 

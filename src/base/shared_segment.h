@@ -19,7 +19,8 @@ class SharedSegment {
   SharedSegment() = default;
   /// `name` appears only in /proc/<pid>/maps. Maps `reserve_bytes` of address space and commits the first
   /// `commit_bytes`. If there is not enough address space, throws Error with the size of this process's segments.
-  SharedSegment(const std::string& name, size_t reserve_bytes, size_t commit_bytes);
+  /// The last `apart_bytes` are for commit_apart().
+  SharedSegment(const std::string& name, size_t reserve_bytes, size_t commit_bytes, size_t apart_bytes = 0);
   /// Maps a segment that another process made. Throws unless it is sealed and has exactly `expected_bytes`.
   SharedSegment(FileDescriptor fd, size_t expected_bytes);
   SharedSegment(SharedSegment&& other) noexcept { swap(other); }
@@ -38,6 +39,8 @@ class SharedSegment {
 
   /// Commits all memory below `end` that is not committed yet. Owner only.
   void commit(size_t end);
+  /// Commits [begin, end) of the part that is apart, of which a forked child has no copy. Owner only.
+  void commit_apart(size_t begin, size_t end);
   /// Lets a child of fork() read the committed memory and write its own copy of it, so that tensors may lie there.
   /// Pages that the child has not written show the owner's later writes. Owner only; the object must not be moved
   /// afterwards.
@@ -47,12 +50,14 @@ class SharedSegment {
 
  private:
   void map();
+  void allocate(size_t begin, size_t end, size_t limit);
   void swap(SharedSegment& other) noexcept;
 
   FileDescriptor fd_;
   std::byte* data_ = nullptr;
   size_t size_ = 0;
   size_t committed_ = 0;
+  size_t apart_at_ = 0;
   unsigned fork_generation_ = 0;
   bool copied_ = false;
 };

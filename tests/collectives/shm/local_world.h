@@ -37,7 +37,8 @@ inline std::vector<World> local_worlds(Geometry geometry, const Beginning& begin
   const int n = geometry.world_size;
   std::vector<std::shared_ptr<SharedSegment>> segments;
   for (int r = 0; r < n; ++r) {
-    segments.push_back(std::make_shared<SharedSegment>("test", geometry.segment_bytes(), geometry.resident_at()));
+    segments.push_back(std::make_shared<SharedSegment>("test", geometry.segment_bytes(), geometry.resident_at(),
+                                                       geometry.apart_bytes()));
     const std::byte nonce[16] = {};
     initialize_segment(*segments.back(), r, n, nonce, beginning);
   }

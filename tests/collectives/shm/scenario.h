@@ -25,12 +25,13 @@ class Memory {
     geometry_.eager_bytes = 4096;
     geometry_.chunk_bytes = chunk_bytes;
     geometry_.chunks = chunks;
+    geometry_.area_bytes = chunks * chunk_bytes;
     geometry_.channel_bytes = 64;
     geometry_.box_bytes = kCacheLine;
     geometry_.resident_bytes = 1 << 16;
     for (int r = 0; r < ranks_; ++r)
-      segments_.push_back(
-          std::make_shared<SharedSegment>("explorer", geometry_.segment_bytes(), geometry_.resident_at()));
+      segments_.push_back(std::make_shared<SharedSegment>("explorer", geometry_.segment_bytes(),
+                                                          geometry_.resident_at(), geometry_.apart_bytes()));
   }
   const std::vector<std::shared_ptr<SharedSegment>>& segments() const { return segments_; }
   const Geometry& geometry() const { return geometry_; }
@@ -47,7 +48,9 @@ class Memory {
   void wipe() {
     const std::byte nonce[16] = {};
     for (int r = 0; r < ranks_; ++r) {
-      std::memset(segments_[static_cast<size_t>(r)]->data(), 0xee, geometry_.resident_at());
+      std::byte* const data = segments_[static_cast<size_t>(r)]->data();
+      std::memset(data, 0xee, geometry_.resident_at());
+      std::memset(data + geometry_.area_at(), 0xee, geometry_.apart_bytes());
       initialize_segment(*segments_[static_cast<size_t>(r)], r, ranks_, nonce);
     }
   }

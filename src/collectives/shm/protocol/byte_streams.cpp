@@ -41,6 +41,13 @@ ByteStreams::ByteStreams(const World& world)
   }
 }
 
+void ByteStreams::commit(int to) {
+  if ((committed_ & world_.bit(to)) != 0) return;
+  const size_t begin = world_.geometry().channel_at(to);
+  world_.segment(world_.rank())->commit_apart(begin, begin + capacity_);
+  committed_ |= world_.bit(to);
+}
+
 size_t ByteStreams::room(int to, size_t wanted) {
   End& end = out_[static_cast<size_t>(to)];
   if (in_flight_ - (end.moved - end.others) < wanted)  // from read(): those bytes may be written again

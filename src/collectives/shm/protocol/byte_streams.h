@@ -18,6 +18,8 @@ class ByteStreams {
  public:
   explicit ByteStreams(const World& world);
 
+  /// Commits the ring to that rank. REQUIRES: before the first message to it. Throws if memory is short.
+  void commit(int to);
   bool has_room(int to, size_t bytes) { return room(to, bytes) >= bytes; }
   /// Copies a head in, whole, which is published by the next write().
   /// REQUIRES: has_room().
@@ -54,8 +56,9 @@ class ByteStreams {
   const size_t capacity_;
   const size_t in_flight_;  ///< the most that is written and not read
   const size_t piece_;
-  std::vector<End> out_;  ///< to each rank
-  std::vector<End> in_;   ///< from each rank
+  uint64_t committed_ = 0;  ///< the rings to these ranks, as bits
+  std::vector<End> out_;    ///< to each rank
+  std::vector<End> in_;     ///< from each rank
 };
 
 }  // namespace lockstep::shm

@@ -20,6 +20,7 @@ Channels::Channels(const World& world)
 
 MessagePtr Channels::send(const void* data, size_t bytes, int to, int64_t tag, std::shared_ptr<void> keep_alive,
                           DataType type) {
+  if (!sends_[static_cast<size_t>(to)].empty() || !boxes_.has_room(to, bytes)) streams_.commit(to);
   auto message = std::make_shared<Message>();
   message->data_ = static_cast<std::byte*>(const_cast<void*>(data));
   message->bytes_ = bytes;
@@ -53,6 +54,7 @@ MessagePtr Channels::send_at_once(const void* data, size_t bytes, int to, int64_
   const Envelope envelope(tag, bytes, type);
   size_t moved = bytes;
   if (!boxes_.put(to, envelope, data)) {
+    streams_.commit(to);
     if (!streams_.has_room(to, sizeof envelope)) return send(data, bytes, to, tag, nullptr, type);
     streams_.begin(to, &envelope, sizeof envelope);
     boxes_.pass(to);

@@ -5,15 +5,20 @@
 
 namespace lockstep::shm {
 
-bool MessageBoxes::put(int to, const Envelope& envelope, const void* data) {
-  if (envelope.bytes() > world_.geometry().box_bytes - Box::kHead) return false;
+bool MessageBoxes::has_room(int to, size_t bytes) {
+  if (bytes > world_.geometry().box_bytes - Box::kHead) return false;
   Peer& peer = peers_[static_cast<size_t>(to)];
   const uint64_t number = peer.sent + 1;
-  if (number > peer.known + kBoxes) {
-    // From take() and passed(): that rank no longer reads the message that was in this box.
+  // From take() and passed(): that rank no longer reads the message that was in this box.
+  if (number > peer.known + kBoxes)
     peer.known = world_.control(to).received[world_.rank()].value.load(std::memory_order_acquire);
-    if (number > peer.known + kBoxes) return false;
-  }
+  return number <= peer.known + kBoxes;
+}
+
+bool MessageBoxes::put(int to, const Envelope& envelope, const void* data) {
+  if (!has_room(to, envelope.bytes())) return false;
+  Peer& peer = peers_[static_cast<size_t>(to)];
+  const uint64_t number = peer.sent + 1;
   Box& box = world_.box(world_.rank(), to, number);
   // The line with the word is written last, at one go: the receiver polls it, and takes it away in between.
   const size_t in_line = std::min<size_t>(envelope.bytes(), kCacheLine - Box::kHead);

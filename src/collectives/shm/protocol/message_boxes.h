@@ -18,6 +18,8 @@ class MessageBoxes {
  public:
   explicit MessageBoxes(const World& world) : world_(world), peers_(static_cast<size_t>(world.size())) {}
 
+  /// Whether put() of a message of so many bytes would be done.
+  bool has_room(int to, size_t bytes);
   /// Puts the next message to that rank into its box. False if the message is too large for it, or the box is in use.
   bool put(int to, const Envelope& envelope, const void* data);
   /// The next message to that rank goes through the stream.

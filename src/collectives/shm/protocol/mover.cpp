@@ -25,6 +25,16 @@ bool Mover::move_at_once(Operation& operation) {
   return true;
 }
 
+void Mover::commit_for(const Request& request) {
+  if (committed_ || request.kind == OperationKind::kAllReduce || request.kind == OperationKind::kBarrier) return;
+  if (Transfer(request, world_.rank(), world_.size()).package_bytes() <= kInlineBytes &&
+      request.kind != OperationKind::kAllToAllUneven)
+    return;
+  const size_t begin = world_.geometry().area_at();
+  world_.segment(world_.rank())->commit_apart(begin, begin + world_.geometry().area_bytes);
+  committed_ = true;
+}
+
 void Mover::finish(const Operation& operation) {
   if (operation.rounds)
     area_ = operation.rounds->area_after();

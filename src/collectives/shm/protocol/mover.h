@@ -21,6 +21,9 @@ class Mover {
   /// See Communicator::share_out_by.
   void share_out_by(ShareOut share_out) { share_out_ = std::move(share_out); }
 
+  /// Commits the memory that such an operation may need. Throws if memory is short.
+  void commit_for(const Request& request);
+
   /// Does what can be done now. True when the operation is over for this rank; else adds to `blocked_on` the ranks that
   /// it waits for.
   bool move(Operation& operation, uint64_t& blocked_on) {
@@ -52,6 +55,7 @@ class Mover {
   const World& world_;
   /// Of the operations that are over; the same on all ranks.
   ChunkArea area_;
+  bool committed_ = false;  ///< the area of rounds
   uint64_t rounds_moved_ = 0;
   /// Of the others' resident areas.
   std::array<PopulatedRanges, kMaxRanks> populated_;

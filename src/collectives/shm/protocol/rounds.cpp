@@ -41,13 +41,14 @@ ChunkSlots slots_of(const World& world, const Operation& operation, size_t round
   const Geometry& geometry = world.geometry();
   const OperationKind kind = operation.request.kind;
   const bool one_way = has_root(kind), uneven = kind == OperationKind::kAllToAllUneven;
-  if (kind == OperationKind::kAllReduce) return {geometry.chunk_bytes, geometry.chunks};
+  if (kind == OperationKind::kAllReduce) return {.stride = geometry.chunk_bytes, .count = geometry.chunks};
   if (!one_way && !uneven && operation.resident == 0 && world.size() == 2)
-    return {geometry.chunk_bytes, geometry.chunks, 0, /*exchanged=*/true};
-  ChunkSlots slots{round_bytes, geometry.chunks};
+    return {.stride = geometry.chunk_bytes, .count = geometry.chunks, .exchanged = true};
+  ChunkSlots slots{.stride = round_bytes, .count = geometry.chunks, .in_area = true};
   if (operation.transfer.has_block_per_rank()) slots.stride *= static_cast<size_t>(world.size());
-  if (one_way || operation.transfer.block_bytes() <= geometry.chunk_bytes)
-    slots.count = geometry.chunk_area() / slots.stride;
+  const uint64_t room = geometry.area_bytes / slots.stride;
+  slots.count =
+      one_way || operation.transfer.block_bytes() <= geometry.chunk_bytes ? room : std::min(room, slots.count);
   slots.first = (area.at + slots.stride - 1) / slots.stride % slots.count;
   return slots;
 }
@@ -75,7 +76,8 @@ Rounds::Rounds(const World& world, const Operation& operation, const ChunkArea& 
 
 std::byte* Rounds::chunk(int rank, uint64_t round) const {
   const bool in_others = slots_.exchanged && (area_.exchanges + slots_.turn(round)) % 2 == 1;
-  return world_.chunks(in_others ? 1 - rank : rank) + slots_.at(round);
+  const int owner = in_others ? 1 - rank : rank;
+  return (slots_.in_area ? world_.area(owner) : world_.chunks(owner)) + slots_.at(round);
 }
 
 size_t Rounds::block_at(int rank) const {

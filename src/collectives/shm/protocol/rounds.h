@@ -19,6 +19,7 @@ struct ChunkSlots {
   size_t stride;           ///< bytes of each
   uint64_t count;          ///< so many are used, in turn
   uint64_t first = 0;      ///< the one of the first round
+  bool in_area = false;    ///< else where the chunks of an all_reduce are
   bool exchanged = false;  ///< a rank writes where it has read in the turn before: in its own memory or in the other's
 
   uint64_t turn(uint64_t round) const { return round / count; }

@@ -95,7 +95,8 @@ class Bootstrap {
                           "forming a group of " + std::to_string(size_) + " ranks on one machine");
       geometry_ = geometry_for(size_);
       geometry_.resident_bytes = options_.resident_bytes ? options_.resident_bytes : default_resident_bytes();
-      mine_ = std::make_shared<SharedSegment>("lockstep", geometry_.segment_bytes(), geometry_.resident_at());
+      mine_ = std::make_shared<SharedSegment>("lockstep", geometry_.segment_bytes(), geometry_.resident_at(),
+                                              geometry_.apart_bytes());
       std::byte nonce[16];
       std::copy(nonce_.begin(), nonce_.end(), nonce);
       initialize_segment(*mine_, rank_, size_, nonce);
@@ -302,10 +303,11 @@ class Bootstrap {
 Geometry geometry_for(int world_size) {
   Geometry geometry;
   geometry.world_size = world_size;
-  // Address space for messages, shared out among the peers; pages are used as messages come by.
+  // Committed when used: more than a core's caches, less for many ranks.
   const size_t share = (size_t{8} << 20) / static_cast<size_t>(world_size);
   geometry.channel_bytes = std::min<size_t>(share / 4096 * 4096, size_t{2} << 20);
-  geometry.area_bytes = (size_t{32} << 20) / static_cast<size_t>(std::max(world_size, 8));
+  const size_t area = (size_t{32} << 20) / static_cast<size_t>(std::max(world_size, 8));
+  geometry.area_bytes = std::max<size_t>(area / 4096 * 4096, size_t{1} << 20);
   if (world_size > 8) geometry.box_bytes = 3 * kCacheLine;
   return geometry;
 }

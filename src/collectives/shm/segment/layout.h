@@ -148,24 +148,28 @@ struct Geometry {
   size_t eager_bytes = size_t{1} << 20;     ///< small operations' data, announced together with the operation
   size_t chunk_bytes = size_t{256} << 10;   ///< one round of a large operation
   size_t chunks = 4;                        ///< rounds of a large all_reduce in flight
-  size_t area_bytes = 0;                    ///< of all rounds; at least that of the chunks
-  size_t channel_bytes = size_t{16} << 10;  ///< point to point, for one pair of ranks in one direction
-  size_t box_bytes = kCacheLine + 1024;     ///< the same: one of kBoxes, a multiple of a cache line
+  size_t area_bytes = size_t{1} << 20;      ///< rounds of other operations; committed when used
+  size_t channel_bytes = size_t{16} << 10;  ///< point to point, for one pair of ranks in one direction; the same
+  size_t box_bytes = kCacheLine + 1024;     ///< for such a pair, one of kBoxes: a multiple of a cache line
   size_t resident_bytes = 0;                ///< address space for allocations; committed when used
   int world_size = 1;
 
   static size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
   size_t eager_at() const { return round_up(sizeof(Control), 4096); }
   size_t chunks_at() const { return eager_at() + eager_bytes; }
-  size_t chunk_area() const { return std::max(area_bytes, chunks * chunk_bytes); }
-  size_t channel_at(int to) const { return chunks_at() + chunk_area() + static_cast<size_t>(to) * channel_bytes; }
   size_t box_at(int to, uint64_t number) const {
-    return round_up(channel_at(world_size), kCacheLine) +
+    return round_up(chunks_at() + chunks * chunk_bytes, kCacheLine) +
            (static_cast<size_t>(to) * kBoxes + number % kBoxes) * box_bytes;
   }
   /// Also the part of a segment that is committed at the start.
   size_t resident_at() const { return round_up(box_at(world_size, 0), size_t{1} << 16); }
-  size_t segment_bytes() const { return resident_at() + round_up(resident_bytes, size_t{1} << 16); }
+  size_t area_at() const { return resident_at() + round_up(resident_bytes, size_t{1} << 16); }
+  size_t channel_at(int to) const {
+    return area_at() + round_up(area_bytes, 4096) + static_cast<size_t>(to) * channel_bytes;
+  }
+  /// From the area on: committed when used.
+  size_t apart_bytes() const { return segment_bytes() - area_at(); }
+  size_t segment_bytes() const { return round_up(channel_at(world_size), size_t{1} << 16); }
   bool operator==(const Geometry&) const = default;
 };
 
