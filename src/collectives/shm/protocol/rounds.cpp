@@ -33,8 +33,6 @@ size_t bytes_of_round(const World& world, const Operation& operation) {
   return std::min(bytes, Geometry::round_up(transfer.block_bytes(), kCacheLine));
 }
 
-}  // namespace
-
 /// Writing to a line that another rank has read and still has in its caches is slow. So two ranks that both send write
 /// where they have read before; the others go through an area that is larger than those caches, unless the data are.
 ChunkSlots slots_of(const World& world, const Operation& operation, size_t round_bytes, const ChunkArea& area) {
@@ -52,6 +50,8 @@ ChunkSlots slots_of(const World& world, const Operation& operation, size_t round
   slots.first = (area.at + slots.stride - 1) / slots.stride % slots.count;
   return slots;
 }
+
+}  // namespace
 
 Rounds::Rounds(const World& world, const Operation& operation, const ChunkArea& area)
     : world_(world),
@@ -76,8 +76,7 @@ Rounds::Rounds(const World& world, const Operation& operation, const ChunkArea& 
 
 std::byte* Rounds::chunk(int rank, uint64_t round) const {
   const bool in_others = slots_.exchanged && (area_.exchanges + slots_.turn(round)) % 2 == 1;
-  const int owner = in_others ? 1 - rank : rank;
-  return (slots_.in_area ? world_.area(owner) : world_.chunks(owner)) + slots_.at(round);
+  return world_.chunks(in_others ? 1 - rank : rank, slots_.in_area) + slots_.at(round);
 }
 
 size_t Rounds::block_at(int rank) const {

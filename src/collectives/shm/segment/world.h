@@ -39,8 +39,9 @@ class World {
   Line& line(int rank, uint64_t sequence) const { return control(rank).ring[sequence % kRingLines]; }
   Word& verdict() const { return control(0).verdict; }
   std::byte* eager(int rank) const { return base(rank) + geometry_.eager_at(); }
-  std::byte* chunks(int rank) const { return base(rank) + geometry_.chunks_at(); }
-  std::byte* area(int rank) const { return base(rank) + geometry_.area_at(); }
+  std::byte* chunks(int rank, bool in_area) const {
+    return base(rank) + (in_area ? geometry_.area_at() : geometry_.chunks_at());
+  }
   std::byte* channel(int from, int to) const { return base(from) + geometry_.channel_at(to); }
   Box& box(int from, int to, uint64_t number) const {
     return *reinterpret_cast<Box*>(base(from) + geometry_.box_at(to, number));
