@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,6 +24,25 @@ TEST(SharedSegment, TwoMappingsShareOneMemory) {
   mine.commit(1 << 18);
   mine.data()[(1 << 18) - 1] = std::byte{7};
   EXPECT_EQ(theirs.data()[(1 << 18) - 1], std::byte{7});
+}
+
+TEST(SharedSegment, HasAPartApartThatIsCommittedWhenItIsNeeded) {
+  constexpr size_t kSize = 1 << 20, kApart = 1 << 18;
+  SharedSegment mine("test", kSize, 1 << 16, kApart);
+  EXPECT_THROW(mine.commit(kSize - kApart + 1), Error);
+  const auto blocks = [&] {
+    struct stat status {};
+    EXPECT_EQ(::fstat(mine.fd(), &status), 0);
+    return static_cast<size_t>(status.st_blocks) * 512;
+  };
+  EXPECT_EQ(blocks(), size_t{1} << 16);
+  mine.commit_apart(kSize - kApart / 2, kSize);
+  EXPECT_EQ(blocks(), (size_t{1} << 16) + kApart / 2);
+  SharedSegment theirs(FileDescriptor(::fcntl(mine.fd(), F_DUPFD_CLOEXEC, 0)), kSize);
+  mine.data()[kSize - 1] = std::byte{7};
+  EXPECT_EQ(theirs.data()[kSize - 1], std::byte{7});
+  mine.commit(kSize - kApart);
+  EXPECT_THROW(mine.commit_apart(kSize, kSize + 1), Error);
 }
 
 TEST(SharedSegment, IsSealedAndClosedOnExec) {

@@ -1,6 +1,7 @@
 #include "collectives/shm/segment/layout.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <array>
 #include <atomic>
@@ -8,6 +9,8 @@
 #include "base/error.h"
 #include "collectives/shm/local_world.h"
 #include "collectives/shm/protocol/request.h"
+#include "collectives/shm/reference.h"
+#include "collectives/shm/segment/bootstrap.h"
 
 // Groups that have worked for years: every word starts shortly before the number at which it, or a part of it, would
 // overflow.
@@ -100,6 +103,14 @@ void check_everything(Communicator& group, int turns) {
   group.free(resident);
 }
 
+Request broadcast(Bytes& data) {
+  return {.kind = OperationKind::kBroadcast,
+          .type = DataType::kUInt8,
+          .count = data.size(),
+          .input = data.data(),
+          .output = data.data()};
+}
+
 struct Case {
   const char* name;
   Beginning beginning;
@@ -134,6 +145,42 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& at) {
       return std::string(std::get<1>(at.param).name) + "_" + std::to_string(std::get<0>(at.param)) + "_ranks";
     });
+
+// Groups are made often, and most never send anything large.
+TEST(Memory, OfRoundsAndMessagesIsCommittedWhenTheyNeedIt) {
+  for (int ranks : {2, 8}) {
+    Geometry geometry = geometry_for(ranks);
+    geometry.resident_bytes = size_t{1} << 20;
+    EXPECT_LE(geometry.resident_at(), size_t{3} << 20);
+    with_group(
+        ranks,
+        [](Communicator& group) {
+          const auto committed = [&] {
+            struct stat status {};
+            EXPECT_EQ(::fstat(group.world().segment(group.rank())->fd(), &status), 0);
+            return static_cast<size_t>(status.st_blocks) * 512;
+          };
+          const Geometry& sizes = group.world().geometry();
+          Bytes small(8), large(100'000);
+          group.run(broadcast(small), kTestTimeout);
+          EXPECT_EQ(committed(), sizes.resident_at());
+          group.run(broadcast(large), kTestTimeout);
+          EXPECT_EQ(committed(), sizes.resident_at() + sizes.area_bytes);
+          const int peer = group.rank() ^ 1;
+          const auto exchange = [&](Bytes& data) {
+            Bytes in(data.size());
+            auto sent = group.send(data.data(), data.size(), peer, 1);
+            group.wait(*group.receive(in.data(), in.size(), peer, 1), kTestTimeout);
+            group.wait(*sent, kTestTimeout);
+          };
+          exchange(small);
+          EXPECT_EQ(committed(), sizes.resident_at() + sizes.area_bytes);
+          for (int i = 0; i < 2; ++i) exchange(large);
+          EXPECT_EQ(committed(), sizes.resident_at() + sizes.area_bytes + sizes.channel_bytes);
+        },
+        geometry);
+  }
+}
 
 class LastOperation : public ::testing::TestWithParam<int> {};
 
