@@ -43,7 +43,8 @@ class Memory {
                                                  .private_one_shot = kOneShot,
                                                  .staged = kStaged,
                                                  .one_way = kOneShot,
-                                                 .both_ways = kOneShot});
+                                                 .both_ways = kOneShot,
+                                                 .background = kOneShot});
   }
   void wipe() {
     const std::byte nonce[16] = {};

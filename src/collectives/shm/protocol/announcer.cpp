@@ -50,7 +50,8 @@ bool Announcer::place_package(Operation& operation, Line& line, uint64_t& blocke
   const bool one_way = has_root(request.kind) && bytes > kResidentOneWay;
   const bool resident = transfer.gives(rank) && input != nullptr && (!all_reduce || is_in_place(request)) && !one_way &&
                         arena_.contains(input, bytes);
-  const size_t limit = all_reduce ? (resident ? limits_.one_shot : limits_.staged) : limits_.eager(request.kind);
+  size_t limit = all_reduce ? (resident ? limits_.one_shot : limits_.staged) : limits_.eager(request.kind);
+  if (request.in_background && !all_reduce) limit = std::max(limit, limits_.background);
   const bool in_slices = all_reduce && bytes > limits_.private_one_shot;
   const bool stage = uneven || (transfer.package_bytes() <= limit && bytes > 0);
   std::optional<size_t> at;

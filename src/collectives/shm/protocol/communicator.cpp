@@ -74,6 +74,7 @@ void Communicator::leave() {
 
 WorkPtr Communicator::start(Request request) {
   admission_.check_member();
+  request.in_background = true;
   const ReduceFunction reduce = prepare(request, size());
   const CountedLock guard(mutex_);
   waiter_.note_caller();

@@ -20,7 +20,8 @@ Limits Limits::of(int world_size, bool crowded) {
           .private_one_shot = crowded ? crowded_private : size_t{8} << 10,
           .staged = size_t{512} << 10,
           .one_way = (crowded ? size_t{64} : size_t{8}) << 10,
-          .both_ways = (crowded ? size_t{64} : size_t{world_size == 2 ? 2u : 8u}) << 10};
+          .both_ways = (crowded ? size_t{64} : size_t{world_size == 2 ? 2u : 8u}) << 10,
+          .background = size_t{64} << 10};
 }
 
 }  // namespace lockstep::shm

@@ -115,10 +115,16 @@ void Pipeline::choose_method(Operation& operation) {
   const uint64_t everyone = world_.others() | world_.bit(world_.rank());
   const bool all_reduce = operation.request.kind == OperationKind::kAllReduce;
   operation.method = Method::kRounds;
-  if (operation.request.kind == OperationKind::kAllToAllUneven) return;
+  if (operation.request.kind == OperationKind::kAllToAllUneven) {
+    operation.staged = 0;  // those are the counts
+    return;
+  }
+  uint64_t givers = 0;
+  for (int r = 0; r < world_.size(); ++r)
+    if (operation.transfer.gives(r)) givers |= world_.bit(r);
   const size_t bytes = operation.transfer.package_bytes();
-  const bool at_once = all_reduce ? operation.staged == everyone && bytes <= limits_.private_one_shot
-                                  : bytes <= limits_.eager(operation.request.kind);
+  const bool staged = (givers & ~operation.staged) == 0;
+  const bool at_once = bytes == 0 || (staged && (!all_reduce || bytes <= limits_.private_one_shot));
   if (at_once || world_.size() == 1)
     operation.method = Method::kEager;
   else if (all_reduce && (operation.resident | operation.staged) == everyone)

@@ -77,6 +77,7 @@ struct Request {
   DataType type = DataType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
   CalledAs called_as = CalledAs::kItself;  ///< compared too, except for reductions
+  bool in_background = false;              ///< the caller may do something else until it waits; see Limits
   int root = 0;
   size_t count = 0;
   double factor = 1;  ///< kPremulSum: this rank's factor

@@ -14,6 +14,11 @@ namespace {
 constexpr size_t kOneWayRound = size_t{64} << 10;
 constexpr size_t kLongestCopied = size_t{32} << 10, kShortestCopied = size_t{4} << 10;
 
+/// Ranks whose package the others read where it is, as bits.
+uint64_t read_in_place(const Operation& operation) {
+  return operation.request.kind == OperationKind::kAllReduce ? 0 : operation.resident | operation.staged;
+}
+
 /// Bytes of every block that one round moves.
 size_t bytes_of_round(const World& world, const Operation& operation) {
   const Transfer& transfer = operation.transfer;
@@ -25,7 +30,7 @@ size_t bytes_of_round(const World& world, const Operation& operation) {
   if (has_root(operation.request.kind) && world.spin()) {
     const size_t quarter = Geometry::round_up(transfer.block_bytes() / 4, 4096);
     const size_t copied = std::clamp(quarter, kShortestCopied, kLongestCopied) * blocks;
-    bytes = std::min(bytes, operation.resident == 0 ? copied : kOneWayRound);
+    bytes = std::min(bytes, read_in_place(operation) == 0 ? copied : kOneWayRound);
   }
   if (blocks > 1) bytes = bytes / blocks / kCacheLine * kCacheLine;
   if (operation.request.kind == OperationKind::kAllReduce || operation.request.kind == OperationKind::kAllToAllUneven)
@@ -40,7 +45,7 @@ ChunkSlots slots_of(const World& world, const Operation& operation, size_t round
   const OperationKind kind = operation.request.kind;
   const bool one_way = has_root(kind), uneven = kind == OperationKind::kAllToAllUneven;
   if (kind == OperationKind::kAllReduce) return {.stride = geometry.chunk_bytes, .count = geometry.chunks};
-  if (!one_way && !uneven && operation.resident == 0 && world.size() == 2)
+  if (!one_way && !uneven && read_in_place(operation) == 0 && world.size() == 2)
     return {.stride = geometry.chunk_bytes, .count = geometry.chunks, .exchanged = true};
   ChunkSlots slots{.stride = round_bytes, .count = geometry.chunks, .in_area = true};
   if (operation.transfer.has_block_per_rank()) slots.stride *= static_cast<size_t>(world.size());
@@ -58,7 +63,7 @@ Rounds::Rounds(const World& world, const Operation& operation, const ChunkArea& 
       operation_(operation),
       area_(area),
       in_slices_(operation.request.kind == OperationKind::kAllReduce),
-      direct_(!in_slices_ && (operation.resident >> world.rank() & 1) != 0),
+      direct_((read_in_place(operation) >> world.rank() & 1) != 0),
       round_bytes_(bytes_of_round(world, operation)),
       slots_(slots_of(world, operation, round_bytes_, area)) {
   const Transfer& transfer = operation.transfer;
@@ -146,7 +151,7 @@ bool Rounds::may_drain(uint64_t round, uint64_t& blocked_on) const {
   if (in_slices_)
     return round < reduced_ && all_reached(&Control::reduced, world_.others(), key(round + 1), blocked_on);
   uint64_t sources = 0;
-  for (uint64_t ranks = world_.others() & ~operation_.resident; ranks != 0; ranks &= ranks - 1) {
+  for (uint64_t ranks = world_.others() & ~read_in_place(operation_); ranks != 0; ranks &= ranks - 1) {
     const int r = std::countr_zero(ranks);
     if (operation_.transfer.takes_from(world_.rank(), r) && operation_.transfer.receive_bytes(r) > round * round_bytes_)
       sources |= world_.bit(r);
@@ -194,13 +199,13 @@ void Rounds::reduce(uint64_t round) {
 }
 
 const std::byte* Rounds::source(int rank, uint64_t round) const {
-  const auto me = static_cast<size_t>(world_.rank());
-  const bool per_rank = operation_.transfer.has_block_per_rank();
-  if ((operation_.resident >> rank & 1) == 0)
+  if ((read_in_place(operation_) >> rank & 1) == 0)
     return chunk(rank, round) + (slots_.exchanged ? 0 : block_at(world_.rank()));
-  const Line& line = world_.line(rank, operation_.sequence);
-  return world_.resident(rank) + line.where.resident + (per_rank ? me * operation_.transfer.block_bytes() : 0) +
-         round * round_bytes_;
+  const auto& where = world_.line(rank, operation_.sequence).where;
+  const bool resident = (operation_.resident >> rank & 1) != 0;
+  const std::byte* package = resident ? world_.resident(rank) + where.resident : world_.eager(rank) + where.eager;
+  const size_t block = operation_.transfer.has_block_per_rank() ? static_cast<size_t>(world_.rank()) : 0;
+  return package + block * operation_.transfer.block_bytes() + round * round_bytes_;
 }
 
 void Rounds::drain(uint64_t round) {
@@ -236,7 +241,7 @@ bool Rounds::step(uint64_t& blocked_on) {
   blocked_on |= blocked;
   if (drained_ < drains_ || reduced_ < reductions_ || filled_ < fills_) return false;
   // The caller may change resident input once every rank has read it.
-  return !direct_ ||
+  return (operation_.resident >> world_.rank() & 1) == 0 || in_slices_ ||
          all_reached(&Control::drained, readers_, key(rounds_for(operation_.transfer.block_bytes())), blocked_on);
 }
 
