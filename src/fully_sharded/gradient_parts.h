@@ -49,7 +49,7 @@ class GradientParts {
   struct UnderWay {
     Work sums;
     UseCheck::Sent word;
-    at::Tensor sum, mean;     ///< what arrives, and where its mean goes: the same, unless types differ
+    at::Tensor sum, mean;    ///< what arrives, and where its mean goes: the same, unless types differ
     std::byte *begin, *end;  ///< of the gradients that are on their way
   };
   bool is_under_way(const at::Tensor& gradient) const;

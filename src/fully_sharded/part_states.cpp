@@ -38,7 +38,8 @@ void PartStates::for_each(torch::optim::Optimizer& optimizer, const Body& body) 
       for (int array = 0; array < kArrays; ++array)
         if (const at::Tensor tensor = formula_.array(*state->second, array); tensor.defined())
           formula_.set_array(*state->second, array, body(tensor, part, array));
-      if (auto* const kept = dynamic_cast<Master*>(state->second.get()); kept != nullptr && kept->master_param.defined())
+      if (auto* const kept = dynamic_cast<Master*>(state->second.get());
+          kept != nullptr && kept->master_param.defined())
         kept->master_param = body(kept->master_param, part, detail::kMasterArray);
     }
 }

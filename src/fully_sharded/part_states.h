@@ -25,10 +25,10 @@ struct PartPlace {
   int64_t begin = 0, end = 0;  ///< elements of the parameter, in memory order, in the part
 };
 
-/// The optimizer state of parts, masters included, in two forms. Steps use flat tensors, as large as the parts. Saving uses tensors with
-/// the parameters' shapes, in memory of which this rank has its slice; after a save the flat tensors lie in that
-/// memory, and with a folder, whose files hold it, from the first step on. Loading gives complete tensors with the
-/// parameters' shapes.
+/// The optimizer state of parts, masters included, in two forms. Steps use flat tensors, as large as the parts. Saving
+/// uses tensors with the parameters' shapes, in memory of which this rank has its slice; after a save the flat tensors
+/// lie in that memory, and with a folder, whose files hold it, from the first step on. Loading gives complete tensors
+/// with the parameters' shapes.
 class PartStates {
  public:
   using Places = std::unordered_map<const c10::TensorImpl*, PartPlace>;  ///< by part

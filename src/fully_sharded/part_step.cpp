@@ -73,9 +73,9 @@ PartStep::PartStep(std::shared_ptr<const MachineGroups> groups, torch::optim::Op
       states_(std::move(places), std::move(groups), formula_of(formula_), options) {
   const OperationLabel label(kMaking);
   const char* const state = options.state_folder.empty() ? "in memory" : "in files of a state_folder";
-  refuse_difference("option", group_.all_gather_bytes("optimizer " + c10::demangle(typeid(optimizer).name()) +
-                                                      "\nstate " + state + "\nmaster_weights " +
-                                                      (options.master_weights ? "1\n" : "0\n")));
+  refuse_difference(
+      "option", group_.all_gather_bytes("optimizer " + c10::demangle(typeid(optimizer).name()) + "\nstate " + state +
+                                        "\nmaster_weights " + (options.master_weights ? "1\n" : "0\n")));
 }
 
 void PartStep::move_to(torch::optim::Optimizer& optimizer) {

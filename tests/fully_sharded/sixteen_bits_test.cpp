@@ -37,8 +37,8 @@ struct Training {
   bool save = true;
 };
 
-/// Trains from the newest checkpoint, if there is one, and saves step kSaved. Returns norms, losses, and the hash of the
-/// weights, on rank 0.
+/// Trains from the newest checkpoint, if there is one, and saves step kSaved. Returns norms, losses, and the hash of
+/// the weights, on rank 0.
 template <typename Model, typename Options>
 std::string trained(const Context& context, const Options& options, const Training& what, auto&&... sharded) {
   SmallGpt net(kLayers);
