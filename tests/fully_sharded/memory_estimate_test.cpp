@@ -40,7 +40,7 @@ TEST(EstimateMemory, CountsWhatEachWayHolds) {
 }
 
 TEST(EstimateMemory, OfSixteenBitsWithMasters) {
-  const auto layers = model();
+  auto layers = model();
   layers->to(at::kBFloat16);
   for (const int here : {1, 2}) {
     const auto needs = estimate_memory(*layers, {.machines = 2, .ranks_per_machine = here, .state_per_parameter = 6});
