@@ -14,8 +14,8 @@
 //
 // The ranks of a machine share one copy of the parameters and of AdamW's state, and each steps its part of them
 // (docs/optimizers.md). With --fully-sharded that copy is there once over all machines, and a layer is gathered while
-// it is used (docs/large_models.md); with --parts bf16 it has 16 bits, which halves what is gathered and sent, and
-// AdamW steps copies in float. With --sync-every 100 each machine trains by itself, and machines synchronise
+// it is used (docs/large_models.md); with --parts bf16 it has 16 bits, which halves what is gathered, and AdamW
+// steps copies in float. With --sync-every 100 each machine trains by itself, and machines synchronise
 // every 100 steps (docs/slow_networks.md). --json FILE writes the figures of the run. --estimate 2x4 prints, instead of
 // training, how much memory each way takes on 2 machines with 4 ranks each.
 
