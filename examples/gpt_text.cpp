@@ -14,7 +14,8 @@
 //
 // The ranks of a machine share one copy of the parameters and of AdamW's state, and each steps its part of them
 // (docs/optimizers.md). With --fully-sharded that copy is there once over all machines, and a layer is gathered while
-// it is used (docs/large_models.md). With --sync-every 100 each machine trains by itself, and machines synchronise
+// it is used (docs/large_models.md); with --parts bf16 it has 16 bits, which halves what is gathered, and AdamW
+// steps copies in float. With --sync-every 100 each machine trains by itself, and machines synchronise
 // every 100 steps (docs/slow_networks.md). --json FILE writes the figures of the run. --estimate 2x4 prints, instead of
 // training, how much memory each way takes on 2 machines with 4 ranks each.
 
@@ -51,6 +52,7 @@ struct Options {
   int generate = 200;
   uint64_t seed = 1;
   bool fully_sharded = false, keep_gathered = false, checkpoint_activations = false;
+  torch::Dtype parts = torch::kFloat;
   MachineOptions machines;
   std::string json;
   std::string estimate;
@@ -60,13 +62,14 @@ constexpr int64_t kVocabulary = 256;
 
 /// Causal self-attention, then an MLP.
 struct LayerImpl : torch::nn::Module {
-  LayerImpl(int64_t width, int64_t heads_) : heads(heads_) {
+  LayerImpl(int64_t width, int64_t heads_, torch::Dtype dtype) : heads(heads_) {
     register_module("norm_1", norm_1 = torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
     register_module("attention", attention = torch::nn::Linear(width, 3 * width));
     register_module("projection", projection = torch::nn::Linear(width, width));
     register_module("norm_2", norm_2 = torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
     register_module("mlp", mlp = torch::nn::Sequential(torch::nn::Linear(width, 4 * width), torch::nn::GELU(),
                                                        torch::nn::Linear(4 * width, width)));
+    to(dtype);  // here, because a ShardedInitialization keeps only a part once the layer is made
   }
   /// x [n, length, width]; returns the same.
   torch::Tensor forward(torch::Tensor x) {
@@ -90,16 +93,19 @@ struct GptImpl : torch::nn::Module {
     const int64_t width = options.width;
     register_module("tokens", tokens = torch::nn::Embedding(kVocabulary, width));
     register_module("places", places = torch::nn::Embedding(options.block_length, width));
-    for (int i = 0; i < options.layers; ++i) layers->push_back(lockstep::ShardedUnit<Layer>(width, options.heads));
+    for (int i = 0; i < options.layers; ++i)
+      layers->push_back(lockstep::ShardedUnit<Layer>(width, options.heads, options.parts));
     register_module("layers", layers);
     register_module("norm", norm = torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
     register_module("head", head = torch::nn::Linear(width, kVocabulary));
+    for (torch::nn::Module* outside : std::initializer_list<torch::nn::Module*>{&*tokens, &*places, &*norm, &*head})
+      outside->to(options.parts);
   }
   /// text int64 [n, length]; returns scores of the next byte [n, length, 256].
   torch::Tensor forward(const torch::Tensor& text) {
     const torch::Tensor place = torch::arange(text.size(1), text.options());
     const torch::Tensor x = tokens(text) + places(place);
-    return head(norm(lockstep::checkpoint_sequential(layers, segments, x)));
+    return head(norm(lockstep::checkpoint_sequential(layers, segments, x))).to(torch::kFloat);
   }
   torch::nn::Embedding tokens{nullptr}, places{nullptr};
   torch::nn::Sequential layers;
@@ -193,8 +199,9 @@ void train(const Options& options, const lockstep::Context& context, Gpt& net, M
                              {.batch_size = options.batch_size, .exactly_once = !options.fully_sharded});
 
   const auto adamw = torch::optim::AdamWOptions(options.lr).betas({0.9, 0.95}).weight_decay(0.1);
-  lockstep::ZeroRedundancyOptimizer optimizer(model, lockstep::decay_groups(*net, adamw), adamw,
-                                              {.shared_parameters = replicas.backend() == "shm"});
+  lockstep::ZeroRedundancyOptimizer optimizer(
+      model, lockstep::decay_groups(*net, adamw), adamw,
+      {.shared_parameters = replicas.backend() == "shm", .master_weights = options.parts != torch::kFloat});
   const int64_t steps = options.epochs * train.size(), rising = std::max<int64_t>(1, steps / 20);
   lockstep::LRScheduler scheduler(
       optimizer, lockstep::warm_up(rising, lockstep::cosine_annealing_lr(std::max<int64_t>(1, steps - rising))));
@@ -264,6 +271,7 @@ void print_estimate(const Options& options) {
   if (std::sscanf(options.estimate.c_str(), "%dx%d%c", &on.machines, &on.ranks_per_machine, &rest) != 2 ||
       on.machines < 1 || on.ranks_per_machine < 1)
     throw lockstep::Error("--estimate needs numbers of machines and of ranks on each, such as 2x4");
+  if (options.parts != torch::kFloat) on.state_per_parameter = 6;  // three floats for each of 16 bits
   const Gpt net(options);
   std::printf("%s", lockstep::memory_table(lockstep::estimate_memory(*net, on)).c_str());
 }
@@ -316,6 +324,10 @@ int main(int argc, char** argv) {
   auto* const sharded =
       app.add_flag("--fully-sharded", options.fully_sharded, "Hold parameters and state once over all machines");
   app.add_flag("--keep-gathered", options.keep_gathered, "Layers that were gathered stay so until the step")
+      ->needs(sharded);
+  app.add_option("--parts", options.parts, "Type of the parameters: float, or bf16 with copies in float")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, torch::Dtype>{{"float", torch::kFloat}, {"bf16", torch::kBFloat16}}))
       ->needs(sharded);
   app.add_flag("--checkpoint-activations", options.checkpoint_activations, "Compute activations again in backward")
       ->excludes(sharded);

@@ -99,10 +99,12 @@ class FullySharded : public detail::ShardedModel, public detail::StateInSlices {
 /// passes before a step add up. Reading a parameter of a unit outside the unit's forward throws, unless all ranks are
 /// on one machine, where nothing is ever released.
 ///
-/// Not supported, and refused by name: buffers; parameters of 16 bits, on devices or shared between units; units within
-/// units or of several dtypes; virtual ranks; activation checkpointing of a unit; machines whose numbers of ranks
-/// differ or are not powers of two. On several machines, destroying this object loses the parameters of units: save
-/// before.
+/// Parameters are float, double, float16 or bfloat16; ZeroRedundancyOptions::master_weights keeps those of 16 bits in
+/// float, too. Gradients of 16 bits are added in float and rounded once.
+///
+/// Not supported, and refused by name: buffers; parameters on devices or shared between units; units within units or of
+/// several dtypes; virtual ranks; activation checkpointing of a unit; machines whose numbers of ranks differ or are not
+/// powers of two. On several machines, destroying this object loses the parameters of units: save before.
 template <typename Module>
 class FullyShardedDataParallel : public FullySharded {
   static_assert(!detail::ModuleOnStack<Module>, LOCKSTEP_MODULE_ON_STACK);

@@ -9,6 +9,7 @@
 #include "data_parallel/same_model.h"
 #include "fully_sharded/storage_access.h"
 #include "fully_sharded/told_to_all.h"
+#include "optim/step_plan.h"
 #include "rank_page/operation_label.h"
 #include "reducer/gradient_hook.h"
 
@@ -53,8 +54,9 @@ void check_parameter(const std::string& name, const at::Tensor& parameter) {
     problem = "is not on the CPU";
   else if (parameter.layout() != at::kStrided || !parameter.is_non_overlapping_and_dense())
     problem = "is sparse, or has gaps between its elements";
-  else if (parameter.scalar_type() != at::kFloat && parameter.scalar_type() != at::kDouble)
-    problem = "is neither float nor double, the only supported types";
+  else if (parameter.scalar_type() != at::kFloat && parameter.scalar_type() != at::kDouble &&
+           !optim::is_16_bit(parameter.scalar_type()))
+    problem = "is neither float, double, float16 nor bfloat16, the only supported types";
   TORCH_CHECK(problem == nullptr, "FullyShardedDataParallel: parameter ", name, ", a ", parameter.toString(), " of ",
               parameter.sizes(), ", ", problem);
 }

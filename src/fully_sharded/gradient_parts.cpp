@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/rank_names.h"
 #include "fully_sharded/told_to_all.h"
+#include "optim/step_plan.h"
 #include "rank_page/operation_label.h"
 #include "reducer/gradient_hook.h"
 #include "reducer/scaled_passes.h"
@@ -36,16 +37,24 @@ GradientParts::GradientParts(const MachineGroups& groups, std::deque<Unit>& unit
       units_(units),
       check_(check),
       kept_(units.size()),
-      sums_(units.size()),
+      means_(units.size()),
       scaled_(groups.all(), units) {
   int64_t bytes = 0;
   for (const Unit& unit : units_) {
-    bytes = std::max(bytes, unit.bytes());
+    bytes = std::max(bytes, unit.elements() * static_cast<int64_t>(c10::elementSize(added_type(unit))));
     first_flag_.push_back(parameters_);
     parameters_ += unit.parameters().size();
   }
   gradients_ = groups_.allocate_summed(bytes, at::kByte);
   used_ = at::zeros({2 * static_cast<int64_t>(parameters_) + 4}, at::kInt);
+}
+
+at::ScalarType GradientParts::added_type(const Unit& unit) const {
+  return adds_twice() && optim::is_16_bit(unit.dtype()) ? at::kFloat : unit.dtype();
+}
+
+at::Tensor GradientParts::own_gradients(const Unit& unit) const {
+  return as(gradients_, unit.elements(), added_type(unit));
 }
 
 bool GradientParts::is_under_way(const at::Tensor& gradient) const {
@@ -58,7 +67,7 @@ void GradientParts::take(size_t number) {
   const at::NoGradGuard no_grad;
   if (under_way_ && under_way_->sums.is_completed()) finish_under_way();
   Unit& unit = units_[number];
-  const at::Tensor mine = as(gradients_, unit.elements(), unit.dtype());
+  const at::Tensor mine = own_gradients(unit);
   auto* taken = used_.mutable_data_ptr<int32_t>() + first_flag_[number];
   for (const Unit::Parameter& parameter : unit.parameters()) {
     int32_t& is_taken = *taken++;
@@ -66,8 +75,8 @@ void GradientParts::take(size_t number) {
     if (!gradient.defined() || !problem_of(parameter, gradient).empty()) continue;
     const at::Tensor place = Unit::view(mine, parameter);
     if (is_under_way(place)) continue;
-    if (std::exchange(is_taken, 1) == 1)
-      place.add_(gradient);  // of a nested backward, which reaches the parameter on its own
+    if (std::exchange(is_taken, 1) == 1)  // of a nested backward, which reaches the parameter on its own
+      place.copy_(place.to(gradient.scalar_type()).add_(gradient));
     else
       place.copy_(gradient);
     gradient.reset();
@@ -78,7 +87,7 @@ std::string GradientParts::collect(size_t number) {
   finish_under_way();
   take(number);
   Unit& unit = units_[number];
-  const at::Tensor mine = as(gradients_, unit.elements(), unit.dtype());
+  const at::Tensor mine = own_gradients(unit);
   std::string trouble;
   auto* taken = used_.mutable_data_ptr<int32_t>() + first_flag_[number];
   for (const Unit::Parameter& parameter : unit.parameters()) {
@@ -95,29 +104,32 @@ std::string GradientParts::add(size_t number) {
   const OperationLabel label("the gradients of a unit");
   Unit& unit = units_[number];
   std::string trouble = collect(number);
-  const at::Tensor mine = as(gradients_, unit.elements(), unit.dtype());
-  const at::Tensor sum = memory_for_sums(number);
+  const at::Tensor mine = own_gradients(unit);
+  const at::Tensor mean = memory_for_means(number);
+  const ReduceOp op = adds_twice() ? ReduceOp::kSum : ReduceOp::kMean;
   at::Tensor rows = mine;
   if (groups_.here() != nullptr) {
     check_.meet(*groups_.here(), number, UseCheck::What::kGradients);
-    rows = groups_.rail() == nullptr ? sum : unit.piece_of(mine);
-    groups_.here()->reduce_scatter_tensor(rows, mine.view({groups_.ranks_here(), rows.numel()}));
+    rows = groups_.rail() == nullptr ? mean : unit.piece_of(mine);
+    groups_.here()->reduce_scatter_tensor(rows, mine.view({groups_.ranks_here(), rows.numel()}), op);
   }
-  sums_[number] = sum;
+  means_[number] = mean;
   const Group* rail = groups_.rail();
   if (rail == nullptr) {
-    if (groups_.here() == nullptr) sum.copy_(mine);
+    if (groups_.here() == nullptr) mean.copy_(mine);
     return trouble;
   }
   UseCheck::Sent word = check_.send(*rail, number, UseCheck::What::kGradients);
   auto* const begin = static_cast<std::byte*>(rows.mutable_data_ptr());
-  under_way_.emplace(UnderWay{rail->reduce_scatter_async(sum, rows.view({groups_.machines(), unit.slice_elements()})),
-                              std::move(word), begin, begin + rows.nbytes()});
-  bytes_sent_ += groups_.bytes_sent(unit.slice_bytes());
+  const at::Tensor sum = rows.scalar_type() == mean.scalar_type() ? mean : at::empty(mean.sizes(), rows.scalar_type());
+  under_way_.emplace(
+      UnderWay{rail->reduce_scatter_async(sum, rows.view({groups_.machines(), unit.slice_elements()}), op),
+               std::move(word), sum, mean, begin, begin + rows.nbytes()});
+  bytes_sent_ += groups_.bytes_sent(static_cast<int64_t>(sum.nbytes()));
   return trouble;
 }
 
-at::Tensor GradientParts::memory_for_sums(size_t number) {
+at::Tensor GradientParts::memory_for_means(size_t number) {
   const Unit& unit = units_[number];
   const bool adds_up = std::any_of(unit.parameters().begin(), unit.parameters().end(),
                                    [](const Unit::Parameter& one) { return one.part.grad().defined(); });
@@ -128,9 +140,11 @@ at::Tensor GradientParts::memory_for_sums(size_t number) {
 
 void GradientParts::finish_under_way() {
   if (!under_way_) return;
-  const UnderWay under_way = std::move(*under_way_);
+  UnderWay under_way = std::move(*under_way_);
   under_way_.reset();
   check_.finish_before(under_way.word, under_way.sums);
+  if (adds_twice()) under_way.sum.div_(groups_.all().world_size());
+  if (!under_way.sum.is_same(under_way.mean)) under_way.mean.copy_(under_way.sum);
 }
 
 void GradientParts::check_same_before(const int32_t* had) const {
@@ -181,9 +195,8 @@ void GradientParts::finish(const std::string& trouble) {
   if (scaled[1] > 0 && scaled[2] > 0) refuse_zeros_on_some();
   check_same_before(used + parameters_);
   for (size_t number = 0; number < units_.size(); ++number) {
-    const at::Tensor sum = std::exchange(sums_[number], {});
-    if (!sum.defined()) continue;
-    sum.div_(groups_.all().world_size());
+    const at::Tensor mean = std::exchange(means_[number], {});
+    if (!mean.defined()) continue;
     Unit& unit = units_[number];
     for (size_t i = 0; i < unit.parameters().size(); ++i) {
       Unit::Parameter& parameter = unit.parameters()[i];
@@ -191,7 +204,7 @@ void GradientParts::finish(const std::string& trouble) {
       const int64_t first = parameter.part.storage_offset() - unit.slice().storage_offset();
       // Not a view: C++'s zero_grad() calls detach_(), which views refuse.
       const at::Tensor gradient =
-          at::empty({0}, sum.options()).set_(sum.storage(), first, {parameter.part.numel()}, {1});
+          at::empty({0}, mean.options()).set_(mean.storage(), first, {parameter.part.numel()}, {1});
       at::Tensor& all = parameter.part.mutable_grad();
       if (all.defined())
         all.add_(gradient);

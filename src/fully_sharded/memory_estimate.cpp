@@ -8,6 +8,7 @@
 
 #include "base/shared_segment.h"
 #include "base/text.h"
+#include "optim/step_plan.h"
 
 namespace lockstep {
 namespace {
@@ -38,6 +39,13 @@ class Counted {
   int64_t trained_ = 0, largest_trained_ = 0;
 };
 
+/// By how much larger a unit's gradients are while ranks and machines add them: then 16 bits are added in float.
+int64_t widening(const torch::nn::Module& unit, const MemoryEstimateOptions& options) {
+  const auto parameters = unit.parameters();
+  const bool is_narrow = !parameters.empty() && optim::is_16_bit(parameters.front().scalar_type());
+  return is_narrow && options.machines > 1 && options.ranks_per_machine > 1 ? 2 : 1;
+}
+
 std::string mebibytes(int64_t bytes) {
   return formatted("%.0f MiB", std::ceil(static_cast<double>(bytes) / (1 << 20)));
 }
@@ -51,12 +59,13 @@ std::vector<MemoryNeed> estimate_memory(const torch::nn::Module& module, const M
       options.state_per_parameter >= 0 && std::isfinite(options.state_per_parameter) && options.activation_bytes >= 0,
       "estimate_memory: state_per_parameter and activation_bytes must be at least 0");
   Counted counted;
-  int64_t in_units = 0, largest = 0;
+  int64_t in_units = 0, largest = 0, largest_added = 0;
   for (const auto& item : module.named_modules("", /*include_self=*/false)) {
     if (dynamic_cast<const detail::UnitBase*>(item.value().get()) == nullptr) continue;
     const int64_t bytes = counted.add(*item.value());
     in_units += bytes;
     largest = std::max(largest, bytes);
+    largest_added = std::max(largest_added, bytes * widening(*item.value(), options));
   }
   const int64_t rest = counted.add(module), parameters = in_units + rest;
   TORCH_CHECK(parameters > 0, "estimate_memory: the module has no parameters");
@@ -75,7 +84,7 @@ std::vector<MemoryNeed> estimate_memory(const torch::nn::Module& module, const M
   // Each rank has its gradients of a unit, and the one that autograd is computing. While the last unit's sums are on
   // their way to other machines, as many of this one's wait. On one machine nothing is gathered.
   if (largest == 0) return needs;
-  const int64_t own = (parameters + gradients + state) / all + largest + counted.largest_trained() +
+  const int64_t own = (parameters + gradients + state) / all + largest_added + counted.largest_trained() +
                       (machines > 1 ? largest / here : 0);
   add("FullyShardedDataParallel", own, machines > 1 ? 2 * largest + rest : 0);
   if (machines > 1) add("with .keep_gathered = true", own, parameters);

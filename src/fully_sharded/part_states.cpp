@@ -5,8 +5,11 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "checkpoint/master_state.h"
 #include "checkpoint/sliced_memory.h"
 #include "data_parallel/tensor_memory.h"
+#include "optim/local_step.h"
+#include "optim/step_plan.h"
 
 namespace lockstep::fully_sharded {
 namespace {
@@ -35,6 +38,9 @@ void PartStates::for_each(torch::optim::Optimizer& optimizer, const Body& body) 
       for (int array = 0; array < kArrays; ++array)
         if (const at::Tensor tensor = formula_.array(*state->second, array); tensor.defined())
           formula_.set_array(*state->second, array, body(tensor, part, array));
+      if (auto* const kept = dynamic_cast<Master*>(state->second.get());
+          kept != nullptr && kept->master_param.defined())
+        kept->master_param = body(kept->master_param, part, detail::kMasterArray);
     }
 }
 
@@ -65,8 +71,10 @@ void PartStates::reserve(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups())
     for (const at::Tensor& part : group.params()) {
       if (!part.grad().defined() && optimizer.state().count(part.unsafeGetTensorImpl()) == 0) continue;
+      const bool master = masters_ && optim::is_16_bit(part.scalar_type());
+      if (master) memory(place_of(part), detail::kMasterArray, at::kFloat);
       for (int array = 0; array < optim::state_arrays(formula_.algorithm(group.options())); ++array)
-        memory(place_of(part), array, part.scalar_type());
+        memory(place_of(part), array, master ? at::kFloat : part.scalar_type());
     }
 }
 

@@ -25,16 +25,20 @@ struct PartPlace {
   int64_t begin = 0, end = 0;  ///< elements of the parameter, in memory order, in the part
 };
 
-/// The optimizer state of parts, in two forms. Steps use flat tensors, as large as the parts. Saving uses tensors with
-/// the parameters' shapes, in memory of which this rank has its slice; after a save the flat tensors lie in that
-/// memory, and with a folder, whose files hold it, from the first step on. Loading gives complete tensors with the
-/// parameters' shapes.
+/// The optimizer state of parts, masters included, in two forms. Steps use flat tensors, as large as the parts. Saving
+/// uses tensors with the parameters' shapes, in memory of which this rank has its slice; after a save the flat tensors
+/// lie in that memory, and with a folder, whose files hold it, from the first step on. Loading gives complete tensors
+/// with the parameters' shapes.
 class PartStates {
  public:
   using Places = std::unordered_map<const c10::TensorImpl*, PartPlace>;  ///< by part
-  /// `folder`: ZeroRedundancyOptions::state_folder.
-  PartStates(Places places, std::shared_ptr<const MachineGroups> groups, const Formula& formula, std::string folder)
-      : places_(std::move(places)), groups_(std::move(groups)), formula_(formula), folder_(std::move(folder)) {}
+  PartStates(Places places, std::shared_ptr<const MachineGroups> groups, const Formula& formula,
+             const ZeroRedundancyOptions& options)
+      : places_(std::move(places)),
+        groups_(std::move(groups)),
+        formula_(formula),
+        folder_(options.state_folder),
+        masters_(options.master_weights) {}
 
   bool has(const at::Tensor& part) const { return places_.contains(part.unsafeGetTensorImpl()); }
   const std::string& name_of(const at::Tensor& part) const { return place_of(part).name; }
@@ -57,13 +61,14 @@ class PartStates {
   at::Tensor flat(const at::Tensor& array, const at::Tensor& part) const;
   /// The place of a part's array in memory().
   at::Tensor own_place(const at::Tensor& part, int array, at::ScalarType dtype);
-  /// Memory for the `array`-th arrays of the parameters in this place's unit.
+  /// Memory for the `array`-th arrays (kMasterArray: the masters) of the parameters in this place's unit.
   const at::Tensor& memory(const PartPlace& place, int array, at::ScalarType dtype);
 
   const Places places_;
   const std::shared_ptr<const MachineGroups> groups_;
   const Formula& formula_;
   const std::string folder_;
+  const bool masters_;
   std::map<std::pair<size_t, int>, at::Tensor> memory_;
 };
 

@@ -50,9 +50,6 @@ std::unique_ptr<detail::Stepper> make_own(const Group& group, torch::optim::Opti
     TORCH_CHECK(kind.formula != detail::FormulaKind::kNone,
                 "FullyShardedDataParallel: SGD, Adam and AdamW can step its parts, and this optimizer is a ",
                 c10::demangle(typeid(optimizer).name()), "; use one of those");
-    TORCH_CHECK(!options.master_weights,
-                "FullyShardedDataParallel: master_weights is for parameters of 16 bits, which it does not support; "
-                "leave it false");
   });
   const std::vector<std::string> folders =
       group.all_gather_bytes(failure_of([&] { check_state_folder(options.state_folder); }));
@@ -73,11 +70,12 @@ PartStep::PartStep(std::shared_ptr<const MachineGroups> groups, torch::optim::Op
                       return states_.zeros(part, array, dtype);
                     })),
       events_(std::move(events)),
-      states_(std::move(places), std::move(groups), formula_of(formula_), options.state_folder) {
+      states_(std::move(places), std::move(groups), formula_of(formula_), options) {
   const OperationLabel label(kMaking);
   const char* const state = options.state_folder.empty() ? "in memory" : "in files of a state_folder";
-  refuse_difference("option", group_.all_gather_bytes("optimizer " + c10::demangle(typeid(optimizer).name()) +
-                                                      "\nstate " + state + '\n'));
+  refuse_difference(
+      "option", group_.all_gather_bytes("optimizer " + c10::demangle(typeid(optimizer).name()) + "\nstate " + state +
+                                        "\nmaster_weights " + (options.master_weights ? "1\n" : "0\n")));
 }
 
 void PartStep::move_to(torch::optim::Optimizer& optimizer) {

@@ -17,8 +17,6 @@
 namespace lockstep::detail {
 namespace {
 
-constexpr int kMaster = -1;  // in the place of an array's number
-
 at::Tensor plain_zeros(const at::Tensor& like, int, at::ScalarType dtype) {
   return at::empty_strided(like.sizes(), like.strides(), like.options().dtype(dtype).requires_grad(false)).zero_();
 }
@@ -45,7 +43,7 @@ optim::Plan plan(torch::optim::Optimizer& optimizer, const Formula& formula, con
     formula.set_array(state, a, array);
   }
   if (master)
-    result.master = prepare(dynamic_cast<Master&>(state).master_param, at::kFloat, parameter, kMaster, plain_zeros);
+    result.master = prepare(dynamic_cast<Master&>(state).master_param, at::kFloat, parameter, kMasterArray, zeros);
   formula.count(state);
   return result;
 }

@@ -9,6 +9,8 @@
 
 namespace lockstep::detail {
 
+/// In the place of an array's number: the master.
+inline constexpr int kMasterArray = -1;
 /// Makes zeros for the `array`-th array of a parameter's state, with the shape and strides of the parameter.
 using StateZeros = std::function<at::Tensor(const at::Tensor& parameter, int array, at::ScalarType dtype)>;
 

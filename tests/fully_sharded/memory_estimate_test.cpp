@@ -39,6 +39,19 @@ TEST(EstimateMemory, CountsWhatEachWayHolds) {
   EXPECT_EQ(needs[4].shared_bytes, kAll);
 }
 
+TEST(EstimateMemory, OfSixteenBitsWithMasters) {
+  auto layers = model();
+  layers->to(at::kBFloat16);
+  for (const int here : {1, 2}) {
+    const auto needs = estimate_memory(*layers, {.machines = 2, .ranks_per_machine = here, .state_per_parameter = 6});
+    EXPECT_EQ(needs[0].rank_bytes, 4 * kAll) << "2 + 2 + 12 bytes a parameter";
+    // Gradients of a unit are in float if ranks and machines add them; those in autograd, and those that wait, are not.
+    const int64_t own = 2 * kAll / here, unit = kMiB / 2;
+    EXPECT_EQ(needs[3].rank_bytes, own + unit * here + unit + unit / here);
+    EXPECT_EQ(needs[3].shared_bytes, kMiB + kMiB / 8);
+  }
+}
+
 TEST(EstimateMemory, NothingIsGatheredOnOneMachine) {
   const auto needs = estimate_memory(*model(), {.ranks_per_machine = 2});
   ASSERT_EQ(needs.size(), 4);

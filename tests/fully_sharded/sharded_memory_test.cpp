@@ -68,6 +68,7 @@ struct Run {
   int every = 1;
   int expected_start = 0;
   bool keep_gathered = false;
+  at::ScalarType dtype = at::kFloat;
 };
 
 template <typename Model>
@@ -81,9 +82,11 @@ Model made(const SmallGpt& net, Context& context, const Run& run) {
 template <typename Model>
 std::string trained(Context& context, const std::string& folder, const Run& run) {
   SmallGpt net(kLayers);
+  net->to(run.dtype);
   Model model = made<Model>(net, context, run);
   const AdamWOptions options = AdamWOptions(0.01).weight_decay(0.1);
-  ZeroRedundancyOptimizer optimizer(model, decay_groups(*net, options), options);
+  ZeroRedundancyOptimizer optimizer(model, decay_groups(*net, options), options,
+                                    {.master_weights = run.dtype != at::kFloat});
   Checkpointer checkpointer(folder, context.group(), {.memory_every_n_steps = run.every});
   checkpointer.add("model", model).add("optimizer", optimizer);
   checkpointer.resume();
@@ -91,7 +94,7 @@ std::string trained(Context& context, const std::string& folder, const Run& run)
   for (auto step = static_cast<int>(checkpointer.resumed_step()); step < run.end; ++step) {
     optimizer.zero_grad();
     const at::Tensor data = text_of(step, context.rank());
-    loss_of(model(data, step), data).backward();
+    loss_of(model(data, step).to(at::kFloat), data).backward();
     optimizer.step();
     checkpointer.step(step + 1);
   }
@@ -136,6 +139,18 @@ TEST(ShardedMemory, ARestartEndsWithTheBitsOfAnUndisturbedTraining) {
     run(memories, machines, folder.path(), {.end = 4, .expected_start = 3});
     EXPECT_EQ(run(memories, machines, folder.path(), {.expected_start = 4}), undisturbed(machines));
     EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "nothing is saved to disk";
+  }
+}
+
+TEST(ShardedMemory, MastersComeBackToo) {
+  for (const std::string machines : {"aa", "ab", "aabb"}) {
+    SCOPED_TRACE(machines);
+    Memories memories(machines), others(machines);
+    const TemporaryFolder folder, whole;
+    run(memories, machines, folder.path(), {.end = 3, .dtype = at::kBFloat16});
+    if (machines != "aa") memories.lose('b');
+    EXPECT_EQ(run(memories, machines, folder.path(), {.expected_start = 3, .dtype = at::kBFloat16}),
+              run(others, machines, whole.path(), {.dtype = at::kBFloat16}));
   }
 }
 

@@ -483,8 +483,8 @@ TEST(WrongFullySharded, ModulesThatItDoesNotTake) {
                      head->weight = head->register_parameter("tied", one->weight);
                    }),
            "belong to different units");
-    expect(refused(context, [&](Plain& net) { net.register_module("unit", unit())->to(at::kBFloat16); }),
-           "is neither float nor double");
+    expect(refused(context, [&](Plain& net) { net.register_module("unit", unit())->to(at::kFloat8_e4m3fn); }),
+           "is neither float, double, float16 nor bfloat16");
     expect(refused(context,
                    [&](Plain& net) {
                      net.register_module("unit", context.rank() == 0 ? unit() : ShardedUnit<Linear>(4, 5));

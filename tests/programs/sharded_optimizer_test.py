@@ -192,6 +192,15 @@ class ShardedOptimizer(ProgramTest):
         self.assertGreater(two["bytes_between_machines"], 0)
         self.assertEqual(len(two["peak_mib"]), 4)
 
+    def test_gpt_text_in_16_bits_has_the_same_bits_on_any_machines_and_sends_half(self):
+        one, two, four = (self.figures(f"{parts}_{number}.json", machine, "--fully-sharded", "--parts", parts)
+                          for parts, number, machine in (("bf16", 1, "a"), ("bf16", 2, "m$((RANK / 2))"), ("bf16", 4, "m$RANK")))
+        self.assertEqual(one["parameters_hash"], two["parameters_hash"])
+        self.assertEqual(one["parameters_hash"], four["parameters_hash"])
+        wide = self.figures("float.json", "m$RANK", "--fully-sharded")
+        self.assertEqual(2 * four["bytes_between_machines"], wide["bytes_between_machines"])
+        self.assertAlmostEqual(four["validation_loss"], wide["validation_loss"], delta=0.01)
+
     def test_gpt_text_synchronises_machines_now_and_then(self):
         everywhere = self.figures("ddp.json", "m$((RANK / 2))")
         options = ("--sync-every", 10, "--fragments", 3, "--overlap", 2)

@@ -73,6 +73,10 @@ BLOCKS = {
     "in_which_order": [
         Block("auto images = before::images(), test_images = before::images(lockstep::kTest);\n", after='holds(step == 10 * train.size(), "all steps were made");'),
     ],
+    "large_models": [
+        Block(CONTEXT + "torch::nn::Sequential net;\nnet->push_back(lockstep::ShardedUnit<torch::nn::Linear>(4, 4));\n",
+              after="model(torch::rand({2, 4}, torch::kBFloat16)).to(torch::kFloat).square().sum().backward();\noptimizer.step();"),
+    ],
     "launcher": [
         Block(SGD + TRAIN + CHECKPOINTER + 'checkpointer.add("model", model);\nint64_t step = 0;\n',
               dots=(STEP + "if (++step == 2 && context.is_main()) raise(SIGTERM);",), exit_code=60, after='holds(false, "a run that was asked to stop ends");'),
