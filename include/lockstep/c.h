@@ -138,7 +138,7 @@ LOCKSTEP_API lockstep_status lockstep_all_to_all_v(lockstep_group* group, const 
                                                    lockstep_request** request);
 
 /* Messages with the same sender, receiver and tag arrive in order, and must have the count and dtype that the receiver
- * expects. A small send completes before it is received. */
+ * expects. A send completes before it is received while no more than 64 KiB are on their way to that rank. */
 #define LOCKSTEP_ANY_RANK (-1) /* to receive from */
 LOCKSTEP_API lockstep_status lockstep_send(lockstep_group* group, const void* data, int64_t count, lockstep_dtype dtype,
                                            int to, int tag, lockstep_request** request);
@@ -159,11 +159,11 @@ LOCKSTEP_API lockstep_status lockstep_wait(lockstep_request** request, double se
  *   parameters  of lockstep_allocate_together(), or of lockstep_allocate(): a copy on each rank, with the same values
  *   gradients   of lockstep_allocate(): this rank's. They are not changed.
  *   the others  the optimizer's state, of lockstep_allocate_together(). Zeros before step 1.
- * step: 1, 2, 3 ... If ranks differ, all get LOCKSTEP_MISMATCH, nothing is stepped, and the group remains usable.
- * The functions that end in _typed take all arrays in LOCKSTEP_FLOAT32, FLOAT64, FLOAT16 or BFLOAT16. `master` may be
- * null. For 16-bit parameters it may be `count` floats of lockstep_allocate_together(), which hold the precision that
- * the parameters lack; the state is then in floats as well. If a master does not round to its parameter, the parameter
- * counts, so a master may start with any value. */
+ * step: 1, 2, 3 ... If ranks differ where it matters, all get LOCKSTEP_MISMATCH; nothing is stepped, the group stays
+ * usable. The functions that end in _typed take all arrays in LOCKSTEP_FLOAT32, FLOAT64, FLOAT16 or BFLOAT16. `master`
+ * may be null. For 16-bit parameters it may be `count` floats of lockstep_allocate_together(), which hold the precision
+ * that the parameters lack; the state is then in floats as well. If a master does not round to its parameter, the
+ * parameter counts, so a master may start with any value. */
 typedef struct lockstep_sgd {
   size_t size;                                  /* sizeof(lockstep_sgd): later versions add fields at the end */
   double lr, momentum, dampening, weight_decay; /* momentum 0: the array may be null */

@@ -148,6 +148,8 @@ int Communicator::receive_now(void* data, size_t bytes, int from, int64_t tag, D
 
 bool Communicator::progress() {
   admission_.check_process();
+  // As a thread that waits does: ranks may poll operations of several groups in different orders.
+  set_->progress_others(this);
   const CountedLock guard(mutex_);
   return engine_.advance();
 }
