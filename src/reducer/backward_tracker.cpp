@@ -155,14 +155,26 @@ void BackwardTracker::watch_for_early_step() {
     parts_.early_step.forget();
 }
 
+std::string BackwardTracker::early_step_text(size_t parameter) const {
+  return "parameter " + parts_.plan.names[parameter] +
+         " was changed, as optimizer.step() does, while the gradients of " +
+         counted(parts_.passes.since_reduction, "backward pass", "backward passes") +
+         " of accumulate() waited in .grad: the step was by this rank's own gradients. Step when complete() is true; a "
+         "backward that only passes through this model runs within no_sync()";
+}
+
 void BackwardTracker::note_early_step(size_t parameter) {
-  const int waiting = parts_.passes.since_reduction;
   parts_.early_step.forget();
-  parts_.message.set_lasting_trouble(
-      "parameter " + parts_.plan.names[parameter] + " was changed, as optimizer.step() does, while the gradients of " +
-      counted(waiting, "backward pass", "backward passes") +
-      " of accumulate() waited in .grad: the step was by this rank's own gradients. Step when complete() is true; a "
-      "backward that only passes through this model runs within no_sync()");
+  parts_.message.set_lasting_trouble(early_step_text(parameter));
+}
+
+BackwardTracker::~BackwardTracker() {
+  try {
+    const MutexLock lock(mutex);
+    if (parts_.passes.since_reduction == 0) return;
+    if (const auto stepped = parts_.early_step.found(parts_.plan.tensors)) TORCH_WARN(early_step_text(*stepped));
+  } catch (const std::exception&) {  // NOLINT: from a handler of warnings
+  }
 }
 
 void BackwardTracker::end_backward() {

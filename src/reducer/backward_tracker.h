@@ -34,6 +34,8 @@ class BackwardTracker {
   /// `objection` returns the reason to refuse a backward that begins now, or an empty string.
   /// REQUIRES: `parts` and `reduction` outlive the tracker.
   BackwardTracker(ReductionParts& parts, Reduction& reduction, std::function<std::string()> objection);
+  /// Warns of a step that no backward can report any more.
+  ~BackwardTracker();
 
   /// Guards the reduction and its parts.
   mutable Mutex mutex;
@@ -65,6 +67,7 @@ class BackwardTracker {
   void begin_backward() LOCKSTEP_REQUIRES(mutex);
   void end_backward();
   void watch_for_early_step() LOCKSTEP_REQUIRES(mutex);
+  std::string early_step_text(size_t parameter) const LOCKSTEP_REQUIRES(mutex);
   void note_early_step(size_t parameter) LOCKSTEP_REQUIRES(mutex);
   bool is_stepped_elsewhere() const;
   /// Whether this thread runs the backward, which has begun, and the reduction does nothing before a gradient. Asked

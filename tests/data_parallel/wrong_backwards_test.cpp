@@ -69,6 +69,13 @@ void expect_of_hook(const std::string& part, const Custom::Reduce& reduce) {
   });
 }
 
+/// Keeps the texts of TORCH_WARN.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { texts += warning.msg() + "\n"; }
+  std::string texts;
+};
+
 TEST(WrongHooks, ReturnNothing) {
   expect_of_hook("the communication hook returned no function", [](const GradientBucket& bucket, const Group& group) {
     group.all_reduce(bucket.gradients, bucket.op);
@@ -270,6 +277,27 @@ TEST(WrongBackwards, AStepWhileGradientsOfAccumulateWaitIsToldOnAllRanks) {
       EXPECT_IN("was changed, as optimizer.step() does, while the gradients of 1 backward pass of accumulate() waited",
                 text);
     });
+}
+
+/// The same at the end of a program: no backward follows that could report it.
+TEST(WrongBackwards, AStepWhileGradientsOfAccumulateWaitAtTheEndIsWarnedOf) {
+  on_every_engine([](Context& context) {
+    const c10::WarningUtils::WarnAlways always;
+    const auto warnings_of = [&](int passes, bool steps) {
+      auto heard = std::make_unique<Warnings>();
+      const c10::WarningUtils::WarningHandlerGuard guard(heard.get());
+      torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+      DistributedDataParallel model(net, context);
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      const auto accumulation = model.accumulate(2);
+      for (int i = 0; i < passes; ++i) model(at::full({2, 4}, context.rank() + 1.0)).square().sum().backward();
+      if (steps) optimizer.step();
+      return heard;
+    };
+    EXPECT_IN("while the gradients of 1 backward pass of accumulate() waited in .grad", warnings_of(3, true)->texts);
+    EXPECT_EQ(warnings_of(3, false)->texts, "");
+    EXPECT_EQ(warnings_of(4, true)->texts, "");
+  });
 }
 
 /// A generator's loss that reaches the critic, without a word to the critic's replica.
