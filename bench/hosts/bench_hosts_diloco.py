@@ -88,8 +88,8 @@ def measure_loss(trainings, options):
     for seed in options.seeds:
         losses = {}
         for system in options.systems:
-            figures, _ = trainings.train(system, options.every, "--seed", seed, "--epochs", options.epochs, "--width", options.width,
-                                         "--layers", options.layers)
+            figures, _ = trainings.train(system, options.every, "--text", options.text, "--seed", seed, "--epochs", options.epochs,
+                                         "--width", options.width, "--layers", options.layers)
             losses[system] = figures["validation_loss"]
             ratio = f"{losses[system] / losses[DDP]:.4f}" if DDP in losses else ""
             print(f"seed {seed} {system:18} {figures['steps']} steps, {figures['seconds']:.1f} s, validation loss {losses[system]:.4f}  {ratio}",
@@ -104,6 +104,7 @@ def main():
     parser.add_argument("--every", type=int, default=100, help="steps between two synchronisations")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--text", default=TEXT, help="the file to learn from")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rate", help="of every machine's link, such as 100mbit")

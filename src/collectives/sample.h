@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -21,6 +22,14 @@ inline uint64_t sample_of(const at::Tensor& tensor) {
     if (piece > 0) std::memcpy(&word, bytes + at, piece);
     hash = Hash::mixed(hash, word);
   }
+  return hash;
+}
+
+/// A hash of samples of the tensors that are on the CPU.
+inline uint64_t samples_of(const std::vector<at::Tensor>& tensors) {
+  uint64_t hash = Hash::kStart;
+  for (const at::Tensor& tensor : tensors)
+    if (tensor.is_cpu()) hash = Hash::mixed(hash, sample_of(tensor));
   return hash;
 }
 

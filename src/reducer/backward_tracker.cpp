@@ -147,7 +147,7 @@ void BackwardTracker::begin_backward() {
 }
 
 void BackwardTracker::watch_for_early_step() {
-  const bool waits = parts_.passes.since_reduction > 0 && parts_.backward.accumulates;
+  const bool waits = parts_.passes.since_reduction > 0;
   // A single rank's own gradients are all there are; virtual ranks take theirs out of .grad.
   if (waits && parts_.plan.group.world_size() > 1 && parts_.plan.row_kind.empty())
     parts_.early_step.remember(parts_.plan.tensors, parts_.backward.reached);
@@ -159,20 +159,30 @@ std::string BackwardTracker::early_step_text(size_t parameter) const {
   return "parameter " + parts_.plan.names[parameter] +
          " was changed, as optimizer.step() does, while the gradients of " +
          counted(parts_.passes.since_reduction, "backward pass", "backward passes") +
-         " of accumulate() waited in .grad: the step was by this rank's own gradients. Step when complete() is true; a "
-         "backward that only passes through this model runs within no_sync()";
+         (parts_.backward.accumulates
+              ? " of accumulate() waited in .grad: the step was by this rank's own gradients. Step when complete() is "
+                "true; a backward that only passes through this model runs within no_sync()"
+              : " within no_sync() waited in .grad: the step was by this rank's own gradients, so the replicas have "
+                "parted. Step after a backward outside no_sync(), which reduces them, or after reduce_gradients(); "
+                "LocalSGD and DiLoCo train ranks apart and average their parameters");
 }
 
 void BackwardTracker::note_early_step(size_t parameter) {
+  const std::string text = early_step_text(parameter);
   parts_.early_step.forget();
-  parts_.message.set_lasting_trouble(early_step_text(parameter));
+  if (parts_.backward.accumulates) return parts_.message.set_lasting_trouble(text);
+  // As long as no backward reduces, no other rank can be told.
+  if (!parts_.message.local_step().empty() && !std::exchange(warned_of_local_steps_, true)) TORCH_WARN(text);
+  parts_.message.note_local_step(text);
 }
 
 BackwardTracker::~BackwardTracker() {
   try {
     const MutexLock lock(mutex);
-    if (parts_.passes.since_reduction == 0) return;
-    if (const auto stepped = parts_.early_step.found(parts_.plan.tensors)) TORCH_WARN(early_step_text(*stepped));
+    if (parts_.passes.since_reduction == 0 || warned_of_local_steps_) return;
+    const auto stepped = parts_.early_step.found(parts_.plan.tensors);
+    const std::string text = stepped ? early_step_text(*stepped) : parts_.message.local_step();
+    if (!text.empty()) TORCH_WARN(text);
   } catch (const std::exception&) {  // NOLINT: from a handler of warnings
   }
 }

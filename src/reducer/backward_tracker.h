@@ -89,6 +89,7 @@ class BackwardTracker {
   std::atomic<bool> quiet_{false};    ///< !Reduction::acts_before_gradients() in the backward begun last
   const std::vector<uint8_t> waits_;  ///< by parameter: whether its gradient may wait for report_noted()
   std::vector<size_t> noted_;         ///< parameters; owned by the thread of a quiet backward
+  bool warned_of_local_steps_ LOCKSTEP_GUARDED_BY(mutex) = false;
   std::vector<std::unique_ptr<GradientHook>> hooks_;  ///< last, so that they are destroyed first
 };
 

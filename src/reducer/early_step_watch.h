@@ -10,8 +10,9 @@
 
 namespace lockstep {
 
-/// Notices an optimizer that steps while gradients of accumulate() wait in .grad, not yet reduced. The optimizer need
-/// not be known to this library: the parameters show it. Those on a device do not, since reading them waits for it.
+/// Notices an optimizer that steps while gradients of accumulate() or no_sync() wait in .grad, not yet reduced. The
+/// optimizer need not be known to this library: the parameters show it. Those on a device do not, since reading them
+/// waits for it.
 class EarlyStepWatch {
  public:
   /// Remembers some of the parameters that passes have reached.

@@ -14,7 +14,7 @@ namespace {
 // Four bits per element: even in bfloat16, the mean over any number of ranks still distinguishes them.
 using Row = std::array<uint8_t, kFactElements>;
 constexpr size_t kFlags = 0, kPasses = 1, kObject = 3, kWeight = 5, kWeightElements = 16, kSkip = 21, kData = 22,
-                 kPolicy = 38, kChecks = 39, kFrozen = 41;
+                 kPolicy = 38, kChecks = 39, kFrozen = 41, kMore = 43;
 
 void put_byte(Row& row, size_t at, int byte) {
   row[at] = byte & 15;
@@ -44,6 +44,7 @@ Row encode(const Facts& facts) {
                                       (facts.settings.throws_early ? 8 : 0));
   put_byte(row, kChecks, facts.settings.checks);
   put_byte(row, kFrozen, facts.settings.frozen);
+  row[kMore] = facts.local_step ? 1 : 0;
   put(row, kWeight, std::bit_cast<uint64_t>(facts.weight));
   put(row, kData, facts.data);
   return row;
@@ -66,6 +67,7 @@ Facts decode(const Row& row) {
                     .throws_early = (row[kPolicy] & 8) != 0,
                     .checks = byte_in(row, kChecks),
                     .frozen = byte_in(row, kFrozen)};
+  facts.local_step = (row[kMore] & 1) != 0;
   facts.weight = std::bit_cast<double>(bits_in(row, kWeight));
   facts.data = bits_in(row, kData);
   return facts;

@@ -13,15 +13,16 @@ namespace lockstep {
 /// numbers that every floating-point dtype represents exactly. Each rank fills its own row and leaves the others zero,
 /// so after the reduction every rank has the facts of all.
 struct Facts {
-  bool active = true;    ///< false: it is out of inputs and takes part only for the others
-  bool skipped = false;  ///< it contributes nothing to this step
-  bool spoiled = false;  ///< it skips, but has already sent a part of its gradients
-  bool idle = false;     ///< an optimizer's step began without a backward since the last one
-  bool joining = false;  ///< it is within join(), where ranks may become inactive
-  bool trouble = false;  ///< it found an error that all ranks must throw
-  bool late = false;     ///< it has gradients that arrived after their bucket was sent
-  int passes = 1;        ///< backward passes since the last reduction: 0, or 1 to 255, then 1 again
-  int object = 0;        ///< the number of the replica that it reduces, modulo 256
+  bool active = true;       ///< false: it is out of inputs and takes part only for the others
+  bool skipped = false;     ///< it contributes nothing to this step
+  bool spoiled = false;     ///< it skips, but has already sent a part of its gradients
+  bool idle = false;        ///< an optimizer's step began without a backward since the last one
+  bool joining = false;     ///< it is within join(), where ranks may become inactive
+  bool trouble = false;     ///< it found an error that all ranks must throw
+  bool late = false;        ///< it has gradients that arrived after their bucket was sent
+  bool local_step = false;  ///< its parameters changed while gradients of no_sync() waited in .grad
+  int passes = 1;           ///< backward passes since the last reduction: 0, or 1 to 255, then 1 again
+  int object = 0;           ///< the number of the replica that it reduces, modulo 256
   double weight = 1;
   NonFinitePolicy policy = NonFinitePolicy::kIgnore;
   uint64_t data = 0;       ///< a hash of the passes that loaders have begun since the last reduction; 0: none
@@ -50,7 +51,7 @@ bool is_void(const std::vector<Facts>& ranks);
 int first_that_took_part(const std::vector<Facts>& ranks);
 
 /// Elements of one rank's row.
-inline constexpr int64_t kFactElements = 43;
+inline constexpr int64_t kFactElements = 44;
 
 /// The number of backward passes as Facts encode it.
 constexpr int facts_of_passes(int passes) { return passes == 0 ? 0 : 1 + (passes - 1) % 255; }

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"
+#include "collectives/sample.h"
 #include "rank_page/operation_label.h"
 #include "rank_page/rank_board.h"
 #include "reducer/data_agreement.h"
@@ -76,6 +77,7 @@ void RankAgreement::check(const std::vector<Facts>& rows) {
   check_settings(rows);
   check_policies(rows);
   check_data(rows);
+  check_local_steps(rows);
 }
 
 void RankAgreement::check_settings(const std::vector<Facts>& rows) const {
@@ -117,6 +119,20 @@ void RankAgreement::check_data(const std::vector<Facts>& rows) {
   // Within join() ranks begin their next passes at different reductions.
   if (plan_.group.world_size() == 1 || (joining && !begins) || !differ_in_data(rows)) return;
   compare_passes(plan_.group, message_.loader_passes(), joining);
+}
+
+void RankAgreement::check_local_steps(const std::vector<Facts>& rows) {
+  if (std::none_of(rows.begin(), rows.end(), std::mem_fn(&Facts::local_step))) return;
+  const OperationLabel label("whether replicas differ after a step within no_sync()");
+  const std::string own = message_.hand_over_local_step();
+  const auto steps = plan_.group.all_gather_bytes(own);
+  // A program may change parameters in the same way on all ranks, as one that clips weights does.
+  const auto replicas = plan_.group.all_gather_bytes(std::to_string(samples_of(plan_.tensors)));
+  if (std::all_of(replicas.begin(), replicas.end(), [&](const auto& one) { return one == replicas.front(); })) return;
+  const std::string& step = *std::find_if(steps.begin(), steps.end(), [](const auto& one) { return !one.empty(); });
+  const std::string text = ranks_with(steps, step) + ": " + step + names_of_ranks();
+  own_page().fail(own.empty() ? RankFailure::kPeer : RankFailure::kOwn, -1, text);
+  throw Error(text);
 }
 
 std::vector<int> compared_passes(const std::vector<Facts>& rows) {

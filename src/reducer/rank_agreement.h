@@ -44,6 +44,7 @@ class RankAgreement {
   [[noreturn]] void throw_trouble_of_all();
   void check_joined(const std::vector<Facts>& rows) const;
   void check_data(const std::vector<Facts>& rows);
+  void check_local_steps(const std::vector<Facts>& rows);
   void check_policies(const std::vector<Facts>& rows) const;
   void check_settings(const std::vector<Facts>& rows) const;
 

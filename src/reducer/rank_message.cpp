@@ -17,6 +17,7 @@ void RankMessage::set_joining(bool joining, bool divide_by_active) {
 
 void RankMessage::take_over_from(const RankMessage& before) {
   facts_ = before.facts_;
+  local_step_ = before.local_step_;
   loader_passes_seen_ = before.loader_passes_seen_;
   divide_by_active_ = before.divide_by_active_;
   reductions_ = before.reductions_;
@@ -50,6 +51,7 @@ void RankMessage::prepare(Share share, int passes, bool spoiled, const Reduction
   facts_.spoiled = facts_.skipped && spoiled;
   facts_.passes = facts_of_passes(passes);
   facts_.late = facts_.idle = false;
+  facts_.local_step = !local_step_.empty();
   loader_passes_ = passes_since(loader_passes_seen_);
   facts_.data = hash_of(loader_passes_);
   facts_.odd_shard = reads_of_another(loader_passes_, plan_.group);

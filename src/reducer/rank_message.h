@@ -43,6 +43,13 @@ class RankMessage {
   /// Returns the trouble, for reporting to all ranks, and clears it.
   std::string hand_over_trouble();
 
+  /// Notes that parameters have changed while gradients of no_sync() waited. It is an error if the replicas differ now,
+  /// which the next reduction finds out.
+  void note_local_step(const std::string& what) { local_step_ = what; }
+  /// What was noted since the last hand_over_local_step(); empty if nothing.
+  const std::string& local_step() const { return local_step_; }
+  std::string hand_over_local_step() { return std::exchange(local_step_, ""); }
+
   /// Sets facts and trouble for the coming reduction, except for problems found when the buckets are filled. `passes`:
   /// backward passes since the last reduction; `spoiled`: gradients of a skipped step have been sent.
   void prepare(Share share, int passes, bool spoiled, const ReductionEvents& events);
@@ -60,7 +67,7 @@ class RankMessage {
  private:
   const ReductionPlan& plan_;
   Facts facts_;
-  std::string trouble_;
+  std::string trouble_, local_step_;
   bool trouble_lasts_ = false;
   bool divide_by_active_ = false;
   bool join_begins_ = false;  ///< not sent: no reduction since join() began

@@ -300,6 +300,86 @@ TEST(WrongBackwards, AStepWhileGradientsOfAccumulateWaitAtTheEndIsWarnedOf) {
   });
 }
 
+/// The optimizer steps by gradients of a pass within no_sync(), and zero_grad() removes them before any are reduced.
+TEST(WrongBackwards, AStepByGradientsOfNoSyncIsToldOnAllRanks) {
+  for (const bool on_all : {true, false})
+    on_every_engine([&](Context& context) {
+      torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+      DistributedDataParallel model(net, context);
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      const auto pass = [&] { model(at::full({2, 4}, context.rank() + 1.0)).square().sum().backward(); };
+      {
+        const auto guard = model.no_sync();
+        pass();
+      }
+      if (on_all || context.rank() == 1) optimizer.step();
+      optimizer.zero_grad();
+      const std::string text = error_of(pass);
+      EXPECT_IN(on_all ? "ranks 0" : "rank 1: parameter 0.weight", text);
+      EXPECT_IN("was changed, as optimizer.step() does, while the gradients of 1 backward pass within no_sync() waited",
+                text);
+    });
+}
+
+/// Two of these change the weights of all ranks alike: a critic's weights are clipped while gradients of the
+/// generator's loss wait, and parameters that ranks have trained apart are averaged.
+TEST(WrongBackwards, ReplicasThatAreEqualAfterNoSyncAreRight) {
+  on_every_engine([](Context& context) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+    DistributedDataParallel model(net, context);
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    const auto pass = [&] { model(at::full({2, 4}, context.rank() + 1.0)).square().sum().backward(); };
+    const auto change = [&](const std::function<void(at::Tensor)>& parameter) {
+      const at::NoGradGuard no_grad;
+      for (const at::Tensor& one : net->parameters()) parameter(one);
+    };
+    for (int step = 0; step < 4; ++step) {
+      for (int local = 0; local < 1 + step % 2; ++local) {
+        const auto guard = model.no_sync();
+        pass();
+        if (step < 2) continue;
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      change([&](at::Tensor of) {
+        if (step < 2)
+          of.clamp_(-0.01, 0.01);
+        else
+          context.group().all_reduce(of.div_(context.world_size()));
+      });
+      optimizer.zero_grad();
+      EXPECT_EQ(error_of(pass), "no error");
+      optimizer.step();
+    }
+    model.check_divergence();
+  });
+}
+
+/// No backward reduces, so no other rank can be told.
+TEST(WrongBackwards, StepsWithinNoSyncAreWarnedOfOnce) {
+  on_every_engine([](Context& context) {
+    const c10::WarningUtils::WarnAlways always;
+    for (const int steps : {0, 1, 5}) {
+      Warnings heard;
+      const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+      {
+        torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+        DistributedDataParallel model(net, context);
+        torch::optim::SGD optimizer(net->parameters(), 0.1);
+        const auto local = model.no_sync();
+        for (int step = 0; step < 6; ++step) {
+          model(at::full({2, 4}, context.rank() + 1.0)).square().sum().backward();
+          if (step < steps) optimizer.step();
+          optimizer.zero_grad();
+        }
+      }
+      const size_t first = heard.texts.find("within no_sync() waited in .grad");
+      EXPECT_EQ(first != std::string::npos, steps > 0) << heard.texts;
+      EXPECT_EQ(heard.texts.find("within no_sync() waited in .grad", first + 1), std::string::npos) << heard.texts;
+    }
+  });
+}
+
 /// A generator's loss that reaches the critic, without a word to the critic's replica.
 TEST(WrongBackwards, ACriticReachedInPassingWithinAccumulateIsTold) {
   on_every_engine([](Context& context) {
