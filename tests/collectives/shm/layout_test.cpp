@@ -123,7 +123,8 @@ class FarOn : public ::testing::TestWithParam<std::tuple<int, Case>> {};
 TEST_P(FarOn, NothingIsDifferent) {
   const auto& [ranks, limit] = GetParam();
   Geometry geometry = small_geometry(ranks);
-  geometry.channel_bytes = 3 * 1024;  // not a power of two: 2^64 is not a multiple of it
+  geometry.channel_bytes = 3 * 1024;
+  geometry.cell_bytes = 192;  // not a power of two: 2^64 is not a multiple of it
   with_group(
       ranks, [](Communicator& group) { check_everything(group, 6); }, geometry, limit.beginning);
 }

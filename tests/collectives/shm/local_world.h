@@ -26,7 +26,8 @@ inline Geometry small_geometry(int world_size) {
   Geometry geometry;
   geometry.chunk_bytes = size_t{16} << 10;
   geometry.area_bytes = size_t{100} << 10;
-  geometry.channel_bytes = 4096;
+  geometry.channel_bytes = size_t{12} << 10;
+  geometry.cell_bytes = 512;
   geometry.world_size = world_size;
   geometry.resident_bytes = size_t{32} << 20;
   return geometry;

@@ -186,12 +186,18 @@ TEST(Messages, AreReceivedInOrderWhateverWayEachTakes) {
   });
 }
 
-class Streams : public ::testing::TestWithParam<size_t> {};
+/// With cells of so many bytes, and so many of them.
+class Streams : public ::testing::TestWithParam<std::pair<size_t, size_t>> {
+ protected:
+  static Geometry geometry() {
+    Geometry geometry = small_geometry(2);
+    geometry.cell_bytes = GetParam().first;
+    geometry.channel_bytes = GetParam().first * GetParam().second;
+    return geometry;
+  }
+};
 
-// A sender turns early while its receiver keeps up, and uses all of the ring while it does not.
 TEST_P(Streams, HaveTheSameBytesHoweverFarTheReceiverLags) {
-  Geometry geometry = small_geometry(2);
-  geometry.channel_bytes = GetParam();
   with_group(
       2,
       [](Communicator& group) {
@@ -226,15 +232,48 @@ TEST_P(Streams, HaveTheSameBytesHoweverFarTheReceiverLags) {
             ASSERT_EQ(data[i], pattern(data[i].size(), burst, static_cast<int64_t>(i))) << burst << " " << i;
         }
       },
-      geometry);
+      geometry());
 }
 
-INSTANTIATE_TEST_SUITE_P(Rings, Streams, ::testing::Values(64, 320, 4096, 12 * 1024, 64 * 1024));
+// Cells change hands: what a rank has read, it writes to next. Both send at once, or answer, or only one sends.
+TEST_P(Streams, HaveTheSameBytesInBothDirections) {
+  with_group(
+      2,
+      [](Communicator& group) {
+        std::mt19937 random(11);  // the same on both ranks
+        const auto below = [&](unsigned n) { return static_cast<size_t>(random() % n); };
+        const int mine = group.rank(), other = 1 - mine;
+        for (int burst = 0; burst < 200; ++burst) {
+          const unsigned largest = std::array{200u, 3000u, 100000u}[below(3)];
+          const size_t way = below(4);
+          const int first = static_cast<int>(below(2));
+          const std::vector<size_t> sizes{1041 + below(largest), 1041 + below(largest)};
+          for (int turn = 0; turn < static_cast<int>(1 + below(6)); ++turn) {
+            const Bytes out = pattern(sizes[static_cast<size_t>(mine)], mine, burst + turn);
+            Bytes in(sizes[static_cast<size_t>(other)]);
+            const bool sends = way != 0 || mine == first, receives = way != 0 || mine != first;
+            WorkPtr sent;
+            if (way == 1 && sends) sent = group.send(out.data(), out.size(), other, 0);
+            if (way != 1 && sends && (mine == first || !receives)) send_now(group, out, other, 0);
+            if (receives) receive_now(group, in, other, 0);
+            if (way != 1 && sends && receives && mine != first) send_now(group, out, other, 0);
+            if (sent) group.wait(*sent, kTestTimeout);
+            if (!receives) continue;
+            ASSERT_EQ(in, pattern(in.size(), other, burst + turn)) << burst << " " << turn;
+          }
+        }
+      },
+      geometry());
+}
+
+INSTANTIATE_TEST_SUITE_P(Cells, Streams,
+                         ::testing::Values(std::pair{64, 4}, std::pair{64, 10}, std::pair{192, 16}, std::pair{512, 8},
+                                           std::pair{512, 256}, std::pair{4096, 32}, std::pair{8192, 9}));
 
 TEST(Messages, ManySmallOnesNeedNoReceiver) {
-  // As many as their channel holds, each with its envelope; the boxes come on top.
+  // As many as are in flight, each with its envelope; the boxes come on top.
   with_group(2, [](Communicator& group) {
-    constexpr int kCount = 4096 / (16 + 4) + static_cast<int>(kBoxes);
+    const int kCount = static_cast<int>(Cells::most_in_flight(small_geometry(2)) / (16 + 4) + kBoxes);
     const Bytes sent = pattern(4, 1, 1);
     for (int i = 0; i < kCount; ++i)
       ASSERT_EQ(group.send_at_once(sent.data(), 4, 1 - group.rank(), 1, DataType::kUInt8), nullptr) << i;

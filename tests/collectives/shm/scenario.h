@@ -26,7 +26,8 @@ class Memory {
     geometry_.chunk_bytes = chunk_bytes;
     geometry_.chunks = chunks;
     geometry_.area_bytes = chunks * chunk_bytes;
-    geometry_.channel_bytes = 64;
+    geometry_.channel_bytes = 8 * kCacheLine;  // of each cell that is kept, and of those that go back, there is one
+    geometry_.cell_bytes = kCacheLine;
     geometry_.box_bytes = kCacheLine;
     geometry_.resident_bytes = 1 << 16;
     for (int r = 0; r < ranks_; ++r)
@@ -91,7 +92,7 @@ struct RankState {
   WorkPtr work[2];
 };
 
-inline constexpr int kMessages = static_cast<int>(kBoxes) + 4;
+inline constexpr int kMessages = static_cast<int>(kBoxes) + 7;
 constexpr size_t elements_of_message(int number) { return number == kMessages - 2 ? 10 : 2; }
 
 inline size_t elements(Kind kind) {
@@ -110,7 +111,7 @@ inline size_t elements(Kind kind) {
     case Kind::kAllToAllInRounds:
       return kChunk / 4 + 1;
     case Kind::kLongMessage:
-      return 50;
+      return 160;
     case Kind::kManyMessages: {
       size_t all = 0;
       for (int number = 0; number < kMessages; ++number) all += elements_of_message(number);

@@ -95,13 +95,13 @@ class WeakMemory {
     std::byte* begin;
     size_t bytes;
   };
-  /// Of four bytes.
+  /// Of two bytes.
   struct Cell {
     uint32_t execution = 0, written = 0;
     int writer = -1;
     uint32_t read[kMostRanks] = {};
   };
-  static constexpr size_t kCell = 4;
+  static constexpr size_t kCell = 2;
 
   int segment_of(const void* address) const {
     for (size_t i = 0; i < segments_.size(); ++i)

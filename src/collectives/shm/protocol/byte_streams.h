@@ -1,16 +1,20 @@
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "collectives/shm/protocol/cells.h"
 #include "collectives/shm/segment/world.h"
 
 namespace lockstep::shm {
 
-/// Streams of bytes from this rank to each other one, and from each to this one. Each pair of ranks has a ring in each
-/// direction, in the sender's segment. The sender owns `written`, the receiver `consumed`; both only grow, and may wrap
-/// past 2^64. Guarded by the communicator's mutex.
+/// Streams of bytes from this rank to each other one, and from each to this one. A stream consists of blocks, each of
+/// which the sender writes to a cell. The sender owns `written`, the receiver `consumed`; their bytes only grow, and
+/// may wrap past 2^64. Guarded by the communicator's mutex.
 ///
 /// Many bytes move in pieces, each published at once, so that one rank copies in while the other one copies out. A rank
 /// that sleeps is woken only after the last piece that can be moved now.
@@ -18,8 +22,8 @@ class ByteStreams {
  public:
   explicit ByteStreams(const World& world);
 
-  /// Commits the ring to that rank. REQUIRES: before the first message to it. Throws if memory is short.
-  void commit(int to);
+  /// Commits this rank's cells. REQUIRES: before the first message to it. Throws if memory is short.
+  void commit(int to) { cells_[static_cast<size_t>(to)].commit(); }
   bool has_room(int to, size_t bytes) { return room(to, bytes) >= bytes; }
   /// Copies a head in, whole, which is published by the next write().
   /// REQUIRES: has_room().
@@ -41,24 +45,36 @@ class ByteStreams {
  private:
   /// One direction of one pair, as this end of it sees it.
   struct End {
-    uint64_t moved = 0;      ///< bytes that this end has written or read
-    uint64_t published = 0;  ///< of which the other end may know
-    uint64_t others = 0;     ///< bytes that the other end has read or written, as far as this one knows
-    size_t at = 0;           ///< the place in the ring of the next byte
+    uint64_t moved = 0;          ///< bytes that this end has written or read
+    uint64_t published = 0;      ///< of which the other end may know
+    uint64_t others = 0;         ///< bytes that the other end has read or written, as far as this one knows
+    uint64_t block = 0;          ///< the number of the block that has the next byte
+    size_t at = 0;               ///< its place in the block
+    Cells::Cell cell = kNoCell;  ///< of this block; kNoCell at its beginning
+    // Of the sender:
+    std::array<Cells::Cell, StreamEnd::kBlocks> begun{};  ///< by block: where it is
+    uint64_t announced = 0;                               ///< blocks of which the receiver knows where they are
+    uint64_t seen = 0, seen_blocks = 0;                   ///< bytes and blocks for which cells may have come back
   };
   using CopyFunction = void (*)(std::byte* to, const std::byte* from, size_t bytes);
   size_t room(int to, size_t wanted);
   size_t available(int from, size_t wanted);
+  /// Collects the cells that the receiver has given back.
+  void collect(int to, End& end);
+  void publish(int to, std::memory_order order);
+  /// The place of the next byte, and how many follow it in its cell.
+  std::span<std::byte> place_to_write(int to);
+  std::span<const std::byte> place_to_read(int from, End& end) const;
   void copy_in(int to, const std::byte* data, size_t bytes, CopyFunction copy);
   void copy_out(int from, std::byte* data, size_t bytes);
 
   const World& world_;
-  const size_t capacity_;
+  const size_t block_;      ///< bytes, as a cell has
   const size_t in_flight_;  ///< the most that is written and not read
   const size_t piece_;
-  uint64_t committed_ = 0;  ///< the rings to these ranks, as bits
-  std::vector<End> out_;    ///< to each rank
-  std::vector<End> in_;     ///< from each rank
+  std::vector<Cells> cells_;  ///< shared with each rank
+  std::vector<End> out_;      ///< to each rank
+  std::vector<End> in_;       ///< from each rank
 };
 
 }  // namespace lockstep::shm

@@ -18,7 +18,7 @@ namespace lockstep::shm {
 
 inline constexpr int kMaxRanks = 64;
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint32_t kLayoutVersion = 10;
+inline constexpr uint32_t kLayoutVersion = 11;
 
 /// The most operations of a group that may be announced before every rank has finished the first of them.
 inline constexpr uint64_t kRingLines = 32;
@@ -72,6 +72,16 @@ struct alignas(kCacheLine) Line {
   };
 };
 static_assert(sizeof(Line) == kCacheLine + 1024);
+
+/// How far one end of a stream of messages has come. Each block of the stream lies in a cell; see Cells.
+struct alignas(kCacheLine) StreamEnd {
+  static constexpr uint64_t kBlocks = 16;
+  Word bytes;  ///< that it has written or read
+  /// By block: where the sender has written it, or what the receiver has given back for it. Published with the bytes.
+  uint16_t cells[kBlocks];
+};
+static_assert(sizeof(StreamEnd) == kCacheLine);
+inline constexpr uint16_t kNoCell = 0xffff;
 
 struct alignas(kCacheLine) PaddedWord {
   Word value;
@@ -130,9 +140,8 @@ struct Control {
   Line ring[kRingLines];
   LabelNote labels[kRingLines];  ///< of the operations in the ring
 
-  /// Point to point: bytes that this rank has written to the channel to each rank, and read from each rank's channel.
-  PaddedWord written[kMaxRanks];
-  PaddedWord consumed[kMaxRanks];
+  StreamEnd written[kMaxRanks];    ///< of the streams to each rank
+  StreamEnd consumed[kMaxRanks];   ///< of the streams from each rank
   PaddedWord received[kMaxRanks];  ///< messages that this rank has received from each, in boxes or by a channel
 };
 
@@ -149,7 +158,8 @@ struct Geometry {
   size_t chunk_bytes = size_t{256} << 10;   ///< one round of a large operation
   size_t chunks = 4;                        ///< rounds of a large all_reduce in flight
   size_t area_bytes = size_t{1} << 20;      ///< rounds of other operations; committed when used
-  size_t channel_bytes = size_t{16} << 10;  ///< point to point, for one pair of ranks in one direction; the same
+  size_t channel_bytes = size_t{16} << 10;  ///< a rank's cells for its streams with another one; the same
+  size_t cell_bytes = size_t{1} << 10;      ///< a multiple of a cache line; a channel has four or more
   size_t box_bytes = kCacheLine + 1024;     ///< for such a pair, one of kBoxes: a multiple of a cache line
   size_t resident_bytes = 0;                ///< address space for allocations; committed when used
   int world_size = 1;

@@ -22,8 +22,8 @@ void initialize_segment(SharedSegment& segment, int rank, int world_size, const 
   control->finished.store(beginning.operations);
   for (Word* word : {&control->filled, &control->reduced, &control->drained}) word->store(beginning.rounds);
   for (int r = 0; r < world_size; ++r) {
-    control->written[r].value.store(beginning.message_bytes);
-    control->consumed[r].value.store(beginning.message_bytes);
+    control->written[r].bytes.store(beginning.message_bytes);
+    control->consumed[r].bytes.store(beginning.message_bytes);
   }
 }
 
