@@ -19,17 +19,18 @@ COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
 _lockstep
 printf '%s\n' "${COMPREPLY[@]}"
 """
-# A second zsh on a terminal of its own, whose line is completed as if somebody pressed the key.
 FISH = r"""
 source $argv[1]
 complete -C $argv[2]
 """
+# A second zsh on a terminal of its own, whose line is completed as if somebody pressed the key. It is ready when it has
+# printed the word, not when the terminal has echoed the line that prints it.
 ZSH = r"""
 zmodload zsh/zpty
 zpty shell zsh -f -i
 zpty -w shell 'PROMPT=; fpath=($FOLDER $fpath); autoload -U compinit; compinit -u -D; stty -echo -onlcr; bindkey -e; zstyle ":completion:*" list-colors; LISTMAX=0'
 zpty -w shell 'list() { compadd() { if [[ "$@" == *-[OAD]* ]]; then builtin compadd "$@"; return; fi; typeset -a found; builtin compadd -O found "$@"; print -l -- "${(@)found/#/=> }"; builtin compadd "$@"; }; _main_complete; print DONE; exit }; zle -C list list-choices list; bindkey "^T" list'
-zpty -w shell 'print READY'
+zpty -w shell 'print READ""Y'
 zpty -r shell line '*READY*'
 zpty -w -n shell "$LINE"$'\t'
 zpty -w -n shell $'\C-t'
