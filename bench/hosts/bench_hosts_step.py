@@ -64,9 +64,9 @@ class Job:
         return answers
 
     def time(self, warm, steps):
-        """Milliseconds of each step, of the slowest rank."""
-        answers = [answer[1:answer.index("cpu")] for answer in self.ask(f"time {warm} {steps}")]
-        return [max(map(float, step)) for step in zip(*answers)]
+        """Milliseconds of each step, of the rank that was slowest in it, and the mean of the slowest rank."""
+        ranks = [list(map(float, answer[1:answer.index("cpu")])) for answer in self.ask(f"time {warm} {steps}")]
+        return [max(step) for step in zip(*ranks)], max(sum(rank) for rank in ranks) / max(steps, 1)
 
     def end(self):
         for rank in self.ranks:
@@ -76,7 +76,7 @@ class Job:
 
 
 def measure(machines, placement, system, options, port):
-    """The losses of the first two steps, by rank; milliseconds of each step; MiB on the fullest machine; bytes that the
+    """The losses of the first two steps, by rank; milliseconds of each step, and their mean; MiB on the fullest machine; bytes that the
     machine that sends most has sent to others in a step, if the system counts them."""
 
     def of_machines(numbers):
@@ -91,10 +91,10 @@ def measure(machines, placement, system, options, port):
     job.time(2, 0)
     memory = of_machines([float(answer[1]) for answer in job.ask("peak")])
     before = [int(answer[1]) for answer in job.ask("sent")]
-    times = job.time(options.warm, options.steps)
+    times, mean = job.time(options.warm, options.steps)
     sent = [int(answer[1]) - old for answer, old in zip(job.ask("sent"), before)]
     job.end()
-    return losses, times, memory, of_machines(sent) / (options.warm + options.steps)
+    return losses, times, mean, memory, of_machines(sent) / (options.warm + options.steps)
 
 
 def main():
@@ -115,13 +115,15 @@ def main():
     if PYTORCH in options.systems and not options.python:
         sys.exit("no Python with torch was found; scripts/setup installs one, or name one by --python")
     placement = [machine for machine, count in enumerate(options.ranks) for _ in range(count)]
-    times, first, memory, sent = {system: [] for system in options.systems}, {}, {}, {}
+    times, means = ({system: [] for system in options.systems} for _ in range(2))
+    first, memory, sent = {}, {}, {}
     with Machines(len(options.ranks), options.rate) as machines:
         for turn in range(options.rounds):
             for i, system in enumerate(options.systems):
                 port = 29500 + turn * len(options.systems) + i
-                first[system], found, memory[system], sent[system] = measure(machines, placement, system, options, port)
+                first[system], found, mean, memory[system], sent[system] = measure(machines, placement, system, options, port)
                 times[system] += found
+                means[system].append(mean)
     # All have begun with the same weights and inputs.
     expected = first[options.systems[0]]
     for system, losses in first.items():
@@ -130,14 +132,15 @@ def main():
                 sys.exit(f"{system} has other losses than {options.systems[0]}: {losses}, {expected}")
     print(f"step of {options.model}, {' + '.join(map(str, options.ranks))} ranks, {options.rate or 'unshaped'}; ms; MiB on the "
           "fullest machine; MB that it sends in a step, where that is counted")
-    print("system".ljust(28), "median".rjust(8), "fastest".rjust(8), f"/ {options.systems[-1]}".rjust(24), "MiB".rjust(8), "MB".rjust(8))
+    print("system".ljust(28), "median".rjust(8), "fastest".rjust(8), f"/ {options.systems[-1]}".rjust(24), "mean".rjust(8), "MiB".rjust(8),
+          "MB".rjust(8))
     medians = {system: statistics.median(all_) for system, all_ in times.items()}
     for system in options.systems:
         print(f"{system:28} {medians[system]:8.1f} {min(times[system]):8.1f} {medians[system] / medians[options.systems[-1]]:24.2f}"
-              f" {memory[system]:8.0f} {f'{sent[system] / 1e6:.1f}' if sent[system] else '':>8}")
+              f" {statistics.median(means[system]):8.1f} {memory[system]:8.0f} {f'{sent[system] / 1e6:.1f}' if sent[system] else '':>8}")
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"ranks": options.ranks, "rate": options.rate, "model": options.model, "milliseconds": times,
+            json.dump({"ranks": options.ranks, "rate": options.rate, "model": options.model, "milliseconds": times, "means": means,
                        "mib": memory, "sent_bytes": sent}, file)
 
 

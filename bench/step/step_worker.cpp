@@ -68,6 +68,7 @@ class Trainer {
     synchronizer_->after_forward(loss);
     loss.backward();
     optimizer_->step();
+    synchronizer_->after_step();
     return loss.item<double>();
   }
 

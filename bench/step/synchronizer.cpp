@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include <lockstep/diloco.h>
 #include <lockstep/distributed_data_parallel.h>
 #include <lockstep/fully_sharded_data_parallel.h>
 #include <lockstep/kept_memory.h>
@@ -98,6 +99,19 @@ class LockstepFullySharded : public Fused {
   FullySharded model_;
 };
 
+/// Machines that exchange int8 every 100 steps.
+class LockstepDiLoCo : public Synchronizer {
+ public:
+  LockstepDiLoCo(const std::shared_ptr<torch::nn::Module>& model, const Group& group, DiLoCoOptions options)
+      : replica_(model, group.on_this_machine()), diloco_(replica_, group, std::move(options)) {}
+  void after_step() override { diloco_.step(); }
+  int64_t sent_bytes() const override { return diloco_.stats().bytes_sent; }
+
+ private:
+  DistributedDataParallel<std::shared_ptr<torch::nn::Module>> replica_;
+  DiLoCo diloco_;
+};
+
 /// What PyTorch's Python class does around its reducer, in C++: the fairest peer.
 class C10dReducer : public Synchronizer {
  public:
@@ -173,6 +187,11 @@ std::unique_ptr<Synchronizer> attach(const std::string& system, const std::share
     return std::make_unique<Lockstep>(model, group, between_machines_hook(bf16_compress_hook()));
   if (system == "lockstep_power_sgd_between")
     return std::make_unique<Lockstep>(model, group, between_machines_hook(power_sgd_hook({.start_iter = 2})));
+  if (system == "lockstep_diloco")
+    return std::make_unique<LockstepDiLoCo>(model, group, DiLoCoOptions{.wire = Wire::kInt8});
+  if (system == "lockstep_diloco_overlap")
+    return std::make_unique<LockstepDiLoCo>(model, group,
+                                            DiLoCoOptions{.fragments = 4, .overlap_steps = 20, .wire = Wire::kInt8});
   if (system == "c10d_reducer_gloo") return std::make_unique<C10dReducer>(model, group, folder);
   throw std::invalid_argument("no system is named " + system);
 }

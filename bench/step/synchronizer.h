@@ -18,6 +18,7 @@ class Synchronizer {
   virtual ~Synchronizer() = default;
   virtual void before_forward() {}
   virtual void after_forward(const at::Tensor& /*loss*/) {}
+  virtual void after_step() {}
   /// `name` is sgd (with momentum) or adamw: LibTorch's, unless the system has its own. Throws std::invalid_argument on
   /// another name.
   virtual std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name,

@@ -21,7 +21,7 @@ extern "C" {
 #endif
 
 #define LOCKSTEP_TRAIN_VERSION_MAJOR 1
-#define LOCKSTEP_TRAIN_VERSION_MINOR 0
+#define LOCKSTEP_TRAIN_VERSION_MINOR 1
 
 /* Beside the statuses of c.h: a file or folder cannot be read or written. */
 #define LOCKSTEP_TRAIN_FILE_FAILED 32
@@ -69,6 +69,10 @@ LOCKSTEP_API lockstep_status lockstep_train_join_mpi_f(int32_t communicator, con
 LOCKSTEP_API lockstep_status lockstep_train_leave(lockstep_train_world* world);
 LOCKSTEP_API int lockstep_train_rank(const lockstep_train_world* world); /* local; -1 if it is no world */
 LOCKSTEP_API int lockstep_train_size(const lockstep_train_world* world); /* local; -1 if it is no world */
+/* Local. The part of the data that this rank should read: part *number, from 0, of *count equal parts. These are its
+ * rank and the size of the world, but with `lockstep run --islands`, where each machine is a world of its own, those
+ * among the ranks of all machines. Since 1.1. */
+LOCKSTEP_API lockstep_status lockstep_train_shard(const lockstep_train_world* world, int64_t* number, int64_t* count);
 /* Sets *stop to whether the run should save and stop, as `lockstep run` asks by SIGTERM. The same call gives the same
  * answer on every rank. */
 LOCKSTEP_API lockstep_status lockstep_train_stop_requested(lockstep_train_world* world, int* stop);
@@ -96,6 +100,10 @@ LOCKSTEP_API lockstep_status lockstep_train_step(lockstep_train_model* model, co
 LOCKSTEP_API lockstep_status lockstep_train_evaluate(lockstep_train_model* model, const lockstep_train_array* inputs,
                                                      int32_t input_count, const lockstep_train_array* targets,
                                                      int32_t target_count, double* loss);
+/* The end of the training with "diloco", after the last step: all machines get the same weights, and
+ * lockstep_train_step() is refused from then on. With `lockstep run --islands` this machine leaves the rounds, and the
+ * others do not wait for it. Without "diloco" it does nothing. Since 1.1. */
+LOCKSTEP_API lockstep_status lockstep_train_finish(lockstep_train_model* model);
 /* Local. Computes the module's outputs in evaluation mode and writes them to `outputs`, whose shapes and dtypes must be
  * those of the results; otherwise the text names both, and nothing is written. */
 LOCKSTEP_API lockstep_status lockstep_train_infer(lockstep_train_model* model, const lockstep_train_array* inputs,

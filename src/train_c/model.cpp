@@ -94,7 +94,13 @@ void Model::begin_rounds() {
 }
 
 void Model::synchronise() {
-  if (diloco_) diloco_->synchronise();
+  if (diloco_ && !finished_) diloco_->synchronise();
+}
+
+void Model::finish() {
+  agree_on("lockstep_train_finish", diloco_ ? steps_text() : "", [] {});
+  if (diloco_ && !finished_) diloco_->finish();
+  finished_ = diloco_.has_value();
 }
 
 double Model::learning_rate() const { return parts_->optimizer->param_groups().at(0).options().get_lr(); }
@@ -134,6 +140,8 @@ std::vector<Report> Model::agree_on_loss(const char* function, const Arrays& inp
   const Recipe& recipe = parts_->recipe;
   const bool any_rows = recipe.weight_by_rows || recipe.is_sum;
   return agree(party(function), {.call = call(function)}, [&](Report& report) {
+    if (trains && finished_)
+      refuse(report.call, "lockstep_train_finish() has ended the training; make another model to train on");
     report.settings = inputs.text(any_rows) + targets.text(any_rows);
     if (inputs.rows() == 0 && !recipe.is_sum) refuse(report.call, "inputs[0] has no rows, so the loss has no mean");
     if (trains && parts_->scheduler) parts_->scheduler->next_lr();  // a schedule that has ended is told before the step

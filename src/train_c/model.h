@@ -43,6 +43,8 @@ class Model {
   double step(const Arrays& inputs, const Arrays& targets);
   /// Returns the loss over all ranks.
   double evaluate(const Arrays& inputs, const Arrays& targets);
+  /// Ends the rounds between machines. Steps are refused then.
+  void finish();
   /// Local.
   void infer(const Arrays& inputs, const Arrays& outputs);
 
@@ -89,6 +91,7 @@ class Model {
   std::optional<Party> replicas_;  ///< all ranks, or those of a machine that trains by itself
   std::unique_ptr<Replica> replica_;
   std::optional<DiLoCo> diloco_;
+  bool finished_ = false;
   std::optional<Accumulation> accumulation_;
   std::string folder_;                          ///< of the checkpointer
   std::unique_ptr<Checkpointer> checkpointer_;  ///< null until a folder is given

@@ -58,7 +58,7 @@ void Model::load(const std::string& path) {
     copy_state("lockstep_train_load of " + path.substr(0, 200), state_of_script(load_script(path)), parts_->module);
   });
   replica_->broadcast_parameters();
-  if (diloco_) begin_rounds();  // from the first machine's weights
+  if (diloco_ && !finished_) begin_rounds();  // from the first machine's weights
 }
 
 void Model::check_folder(const std::string& folder) const {

@@ -117,6 +117,11 @@ lockstep_status lockstep_train_evaluate(lockstep_train_model* model, const locks
       [&](Model& found, const Batch& batch) { *loss = found.evaluate(batch.inputs, batch.targets); });
 }
 
+lockstep_status lockstep_train_finish(lockstep_train_model* model) {
+  return on_all(
+      "lockstep_train_finish", model, [] { return 0; }, [](Model& found, int) { found.finish(); });
+}
+
 lockstep_status lockstep_train_infer(lockstep_train_model* model, const lockstep_train_array* inputs,
                                      int32_t input_count, const lockstep_train_array* outputs, int32_t output_count) {
   return locally("lockstep_train_infer", model, [&](Model& found) {

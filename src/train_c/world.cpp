@@ -267,6 +267,19 @@ int lockstep_train_size(const lockstep_train_world* world) {
   return found == nullptr ? -1 : found->context.world_size();
 }
 
+lockstep_status lockstep_train_shard(const lockstep_train_world* world, int64_t* number, int64_t* count) {
+  return guarded(LOCKSTEP_RANK_GONE, [&] {
+    constexpr const char* kName = "lockstep_train_shard";
+    const std::shared_ptr<World> found = worlds().find(kName, world);
+    const Call call(kName, *found);
+    if (number == nullptr || count == nullptr)
+      refuse(kName, std::string(number == nullptr ? "number" : "count") + " is null; give a pointer for the number");
+    const lockstep::Shard shard = lockstep::island_shard(found->context);
+    *number = shard.rank;
+    *count = shard.world_size;
+  });
+}
+
 lockstep_status lockstep_train_stop_requested(lockstep_train_world* world, int* stop) {
   return guarded(LOCKSTEP_RANK_GONE, [&] {
     const std::shared_ptr<World> found = find_on_all("lockstep_train_stop_requested", worlds(), world);

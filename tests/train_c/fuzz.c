@@ -63,8 +63,8 @@ static lockstep_status any_call(lockstep_train_world* world, lockstep_train_mode
   const int32_t in_count = draw(4) ? 1 : (int32_t)draw(4) - 1, out_count = draw(4) ? 1 : (int32_t)draw(4) - 1;
   const int32_t in_most = in_count > 2 ? 2 : in_count, out_most = out_count > 2 ? 2 : out_count;
   double number;
-  int64_t whole;
-  switch (draw(24)) {
+  int64_t whole, counts;
+  switch (draw(26)) {
     case 0: {
       lockstep_train_model* made = NULL;
       snprintf(path, sizeof path, "%s/net.pt", folder);
@@ -92,6 +92,10 @@ static lockstep_status any_call(lockstep_train_world* world, lockstep_train_mode
       return lockstep_train_average((lockstep_train_replica*)(uintptr_t)draw(1 << 20));
     case 7:
       return lockstep_train_evaluate(model, in, in_most, out, out_most, draw(8) ? &number : NULL);
+    case 8:
+      return lockstep_train_shard(draw(8) ? world : NULL, draw(8) ? &whole : NULL, draw(8) ? &counts : NULL);
+    case 9:
+      return lockstep_train_finish(model);
     default:
       return draw(2) ? lockstep_train_step(model, in, in_most, out, out_most, draw(8) ? &number : NULL)
                      : lockstep_train_infer(model, in, in_most, out, out_most);

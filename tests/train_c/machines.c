@@ -82,6 +82,22 @@ void test_machines_average(lockstep_train_world* world, const char* folder) {
   OK(lockstep_train_free(average));
 }
 
+/* After lockstep_train_finish(). */
+static void test_finished(lockstep_train_model* model) {
+  part of;
+  double loss = 0;
+  int64_t before = 0, after = 0;
+  const double outputs = outputs_of(model);
+  fill_part(&of, 0, 0);
+  OK(lockstep_train_steps(model, &before));
+  REFUSED(LOCKSTEP_INVALID_ARGUMENT, "lockstep_train_finish() has ended the training",
+          lockstep_train_step(model, &of.input, 1, &of.target, 1, &loss));
+  OK(lockstep_train_finish(model));
+  evaluated(model);
+  OK(lockstep_train_steps(model, &after));
+  CHECK(before == after && outputs_of(model) == outputs);
+}
+
 /* The other ranks' outputs are compared by whoever reads what all print. */
 static void test_rounds(lockstep_train_world* world, const char* folder) {
   char path[1024], checkpoints[1024];
@@ -114,8 +130,9 @@ static void test_rounds(lockstep_train_world* world, const char* folder) {
   OK(lockstep_train_load(next, path)); /* and the rounds begin anew */
   CHECK(outputs_of(next) == outputs);
   train_until(world, next, 19);
-  evaluated(next);
+  OK(lockstep_train_finish(next));
   printf("later %.17g\n", outputs_of(next));
+  test_finished(next);
   OK(lockstep_train_free(next));
 }
 
@@ -209,13 +226,19 @@ static void test_wrong_steps(lockstep_train_world* world, const char* folder) {
   OK(lockstep_train_free(model));
 }
 
-/* With --islands the rounds go on after an evaluation. */
+/* With --islands the rounds go on after an evaluation, and end when the machine says so. */
 void test_islands(lockstep_train_world* world, const char* folder) {
+  int64_t number = -1, count = -1;
+  OK(lockstep_train_shard(world, &number, &count));
+  printf("part %d of %d\n", (int)number, (int)count);
   lockstep_train_model* const model = make_part(world, folder, ", \"diloco\": {\"sync_every\": 4}");
   train_until(world, model, 3);
   evaluated(model);
   train_until(world, model, 7);
   evaluated(model);
+  OK(lockstep_train_finish(model));
+  printf("weights %.17g\n", outputs_of(model));
+  test_finished(model);
   printf("trained\n");
   OK(lockstep_train_free(model));
 }

@@ -144,7 +144,7 @@ int main(int argc, char** argv) {
   lockstep_train_options options = {sizeof options, 0, 0, 0, 0};
   options.timeout_s = strcmp(argv[1], "missing") == 0 ? 2 : 60;
   options.seed = 1;
-  CHECK(lockstep_train_version() == 1000);
+  CHECK(lockstep_train_version() == 1001);
   CHECK(strcmp(lockstep_train_last_error(), "") == 0);
   OK(lockstep_train_join(&options, &world));
   run(argv[1], world, argv[2], argc > 3 ? strtol(argv[3], NULL, 10) : 0);

@@ -130,6 +130,9 @@ class FromC(TrainTest):
         text = said.stdout + said.stderr
         self.assertIn("trained", text)
         self.assertNotIn("island_shard", text)
+        self.assertNotIn("finish", text)  # no warning that it was left out
+        self.assertEqual(sorted(re.findall(r"part (\d) of 4", text)), list("0123"), text)
+        self.assertEqual(len(set(numbers("weights", text))), 1, text)
 
     def test_a_missing_call(self):
         self.rank(2, "missing")

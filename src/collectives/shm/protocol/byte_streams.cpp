@@ -79,13 +79,7 @@ void ByteStreams::copy_in(int to, const std::byte* data, size_t bytes, CopyFunct
     const std::span<std::byte> place = place_to_write(to);
     const size_t count = std::min(bytes, place.size());
     copy(place.data(), data, count);
-    end.moved += count;
-    end.at += count;
-    if (end.at == block_) {
-      ++end.block;
-      end.at = 0;
-      end.cell = kNoCell;
-    }
+    end.move_on(count, block_);
     data += count;
     bytes -= count;
   }
@@ -98,9 +92,7 @@ void ByteStreams::peek(int from, void* head, size_t bytes) const {
     const std::span<const std::byte> place = place_to_read(from, end);
     const size_t count = std::min(bytes, place.size());
     copy_bytes(data, place.data(), count);
-    ++end.block;
-    end.at = 0;
-    end.cell = kNoCell;
+    end.move_on(count, block_);
     data += count;
     bytes -= count;
   }
@@ -112,14 +104,10 @@ void ByteStreams::copy_out(int from, std::byte* data, size_t bytes) {
     const std::span<const std::byte> place = place_to_read(from, end);
     const size_t count = std::min(bytes, place.size());
     copy_bytes(data, place.data(), count);
-    end.moved += count;
-    end.at += count;
-    if (end.at == block_) {
-      world_.mine().consumed[from].cells[end.block++ % StreamEnd::kBlocks] =
-          cells_[static_cast<size_t>(from)].keep(end.cell);
-      end.at = 0;
-      end.cell = kNoCell;
-    }
+    const uint64_t block = end.block;
+    const Cells::Cell cell = end.cell;
+    if (end.move_on(count, block_))
+      world_.mine().consumed[from].cells[block % StreamEnd::kBlocks] = cells_[static_cast<size_t>(from)].keep(cell);
     data += count;
     bytes -= count;
   }

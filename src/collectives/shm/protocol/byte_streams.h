@@ -51,6 +51,16 @@ class ByteStreams {
     uint64_t block = 0;          ///< the number of the block that has the next byte
     size_t at = 0;               ///< its place in the block
     Cells::Cell cell = kNoCell;  ///< of this block; kNoCell at its beginning
+    /// Whether the block of so many bytes has ended with these.
+    bool move_on(size_t count, size_t bytes) {
+      moved += count;
+      at += count;
+      if (at < bytes) return false;
+      ++block;
+      at = 0;
+      cell = kNoCell;
+      return true;
+    }
     // Of the sender:
     std::array<Cells::Cell, StreamEnd::kBlocks> begun{};  ///< by block: where it is
     uint64_t announced = 0;                               ///< blocks of which the receiver knows where they are
