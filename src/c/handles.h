@@ -34,7 +34,7 @@ struct GroupState {
     names = std::move(names_);
     search = std::move(search_);
     search->add(group, names);
-    group.search_groups(search);
+    group.with_waiter([this](shm::Waiter& waiter) { waiter.search_groups(search); });
   }
 
   shm::Communicator group;

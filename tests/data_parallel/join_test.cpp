@@ -115,14 +115,13 @@ TEST_P(Joins, WarnOfAnAccumulationThatHasNotEnded) {
     Replica model(shared, context.group());
     const int rank = context.rank(), world_size = context.world_size();
     const auto run = [&](int passes, const std::function<void()>& at_end = nullptr) {
-      return heard_in(
-          model,
-          [&] {
-            const Accumulation accumulation = model.accumulate(kPasses);
-            for (int pass = 0; pass < passes; ++pass) loss_of(*shared, pass, rank).backward();
-            if (at_end) at_end();
-          },
-          {});
+      return heard_in(model,
+                      [&] {
+                        const Accumulation accumulation = model.accumulate(kPasses);
+                        for (int pass = 0; pass < passes; ++pass) loss_of(*shared, pass, rank).backward();
+                        if (at_end) at_end();
+                      },
+                      {});
     };
     const std::string name = "rank " + std::to_string(rank) + " of " + std::to_string(world_size);
     const auto expected = [&](const std::string& passes) {
@@ -146,14 +145,13 @@ TEST_P(Joins, WarnOfAnAccumulationThatHasNotEnded) {
     EXPECT_EQ(run(4, clear), nothing) << "the program has dropped them itself";
     model.reduce_gradients();
     // Passes within no_sync() alone, as a critic's in a generator's step, are the program's own.
-    EXPECT_EQ(heard_in(
-                  model,
-                  [&] {
-                    loss_of(*shared, 0, rank).backward();
-                    const NoSyncGuard guard = model.no_sync();
-                    loss_of(*shared, 1, rank).backward();
-                  },
-                  {}),
+    EXPECT_EQ(heard_in(model,
+                       [&] {
+                         loss_of(*shared, 0, rank).backward();
+                         const NoSyncGuard guard = model.no_sync();
+                         loss_of(*shared, 1, rank).backward();
+                       },
+                       {}),
               nothing);
   });
 }

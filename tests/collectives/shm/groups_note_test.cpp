@@ -55,12 +55,12 @@ TEST(GroupsNote, RanksThatMayGoOnAreNot) {
   EXPECT_EQ(stuck({in(kA, 3, kRank1, {{kA, 3}}), {}}), none);
   EXPECT_EQ(stuck({in(kA, 3, kRank1, {{kA, 3}, {kB, 1}}), in(kB, 2, kRank0, {{kB, 2}})}), none);
   // The message is on its way, or its receive has been called.
-  EXPECT_EQ(stuck({receiving(kA, kRank1, {{kA}, {kB}}),
-                   in(kB, 1, kRank0, {{.group = kA, .sends_to = kRank0}, {kB, 1}})}),
-            none);
-  EXPECT_EQ(stuck({sending(kA, kRank1, {{kA}, {kB}}),
-                   in(kB, 1, kRank0, {{.group = kA, .receives_of = kRank0}, {kB, 1}})}),
-            none);
+  EXPECT_EQ(
+      stuck({receiving(kA, kRank1, {{kA}, {kB}}), in(kB, 1, kRank0, {{.group = kA, .sends_to = kRank0}, {kB, 1}})}),
+      none);
+  EXPECT_EQ(
+      stuck({sending(kA, kRank1, {{kA}, {kB}}), in(kB, 1, kRank0, {{.group = kA, .receives_of = kRank0}, {kB, 1}})}),
+      none);
   // One of several senders may send.
   EXPECT_EQ(stuck({receiving(kA, kRank1 | kRank2, {{kA}, {kB}}, /*any=*/true), in(kB, 1, kRank0, {{kA}, {kB, 1}}), {}}),
             std::vector<bool>({false, false, false}));

@@ -28,8 +28,8 @@ struct GroupCalls {
 struct GroupWait {
   Waiting::Kind kind = Waiting::Kind::kNothing;
   uint64_t group = 0;
-  uint64_t operation = 0;      ///< kCollective: its number in the group
-  uint64_t needs = 0;          ///< the ranks of whose calls it needs all or, if `any_is_enough`, one
+  uint64_t operation = 0;  ///< kCollective: its number in the group
+  uint64_t needs = 0;      ///< the ranks of whose calls it needs all or, if `any_is_enough`, one
   bool any_is_enough = false;
   std::vector<GroupCalls> calls{};  ///< of each of its groups
   std::string place{};              ///< "in operation 3, barrier(), in subgroup 0 (ranks 0, 1)"

@@ -185,9 +185,10 @@ std::optional<GroupsSearch::Found> GroupsSearch::look(const Communicator& group,
   return search(group);
 }
 
-void GroupsSearch::end(const Work& work) {
+void GroupsSearch::end(const Communicator& group, const Work& work) {
   const MutexLock lock(mutex_);
   if (waited_ != &work) return;
+  if (work.failed()) told(group);
   waited_ = nullptr;
   if (std::exchange(serial_, 0) != 0) own().withdraw();
 }

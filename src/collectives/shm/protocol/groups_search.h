@@ -54,8 +54,9 @@ class GroupsSearch {
   /// Called now and then by a thread that waits for `work` in `group`, whose mutex it holds, after it has made what
   /// progress it could. `waiting` has the group's numbers of the ranks.
   std::optional<Found> look(const Communicator& group, const Work& work, const Waiting& waiting);
-  /// Called when the wait is over, before the thread does anything else.
-  void end(const Work& work);
+  /// Called when the wait is over, before the thread does anything else. If that is so because a rank was told, this
+  /// one ends the same groups: what it calls next must not let another one go on.
+  void end(const Communicator& group, const Work& work);
 
  private:
   struct Known {
@@ -71,8 +72,7 @@ class GroupsSearch {
   static uint64_t among_all(const SearchedGroup& group, uint64_t ranks);
   /// None: another thread is in one of the groups, or there are too many.
   std::optional<GroupWait> describe(const Communicator& group, const Waiting& waiting) const LOCKSTEP_REQUIRES(mutex_);
-  /// What another rank, or this one, has found. Ends the other groups in which one of the ranks waits: this rank's
-  /// next call of them must not let that one go on.
+  /// What another rank, or this one, has found. Ends the other groups in which one of the ranks waits.
   std::optional<Found> told(const Communicator& group) LOCKSTEP_REQUIRES(mutex_);
   /// Whether the same ranks have been stuck, and made progress in vain, for long enough.
   bool is_certain(const std::vector<GroupsNote::Seen>& seen, const std::vector<bool>& stuck) LOCKSTEP_REQUIRES(mutex_);

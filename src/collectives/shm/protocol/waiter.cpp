@@ -35,10 +35,11 @@ void tell_where(Verdict& verdict, const Work* waited, uint64_t at_hand) {
 
 /// Ends the wait for a GroupsSearch, once it takes part.
 struct SearchedWait {
+  const Communicator& group;
   const Work& work;
   GroupsSearch* search = nullptr;
   ~SearchedWait() {
-    if (search != nullptr) search->end(work);
+    if (search != nullptr) search->end(group, work);
   }
 };
 
@@ -48,7 +49,7 @@ void Waiter::wait(CountedMutex& mutex, const Work& work, WaitPolicy& policy) {
   // Rounds of collectives, and parts of messages.
   const auto moved_so_far = [&] { return engine_.pipeline().mover().rounds_moved() + engine_.channels().advances(); };
   uint64_t moved = moved_so_far();
-  SearchedWait searched{work};
+  SearchedWait searched{communicator_, work};
   for (unsigned polls = 0;; ++polls) {
     engine_.advance();
     if (work.done()) {
