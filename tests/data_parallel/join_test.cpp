@@ -71,8 +71,10 @@ void reduce_rest(Replica& model, torch::optim::Optimizer& optimizer) {
 
 TEST_P(Joins, ReduceTheRestOfAnAccumulationByReduceGradients) {
   run_ranks(GetParam(), [](Context& context) {
+    const bool may_shard = context.group().backend() != "hierarchical";  // which refuses it within join()
     for (const bool sharded : {false, true})
       for (const bool divide_by_all : {true, false}) {
+        if (sharded && !may_shard) continue;
         SCOPED_TRACE(std::to_string(sharded) + std::to_string(divide_by_all));
         const auto net = std::make_shared<Plain>(), reference = std::make_shared<Plain>();
         fill(*net), fill(*reference);
