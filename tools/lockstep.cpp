@@ -7,6 +7,7 @@
 
 #include "describing_commands.h"
 #include "doctor_command.h"
+#include "empty_values.h"
 #include "explain_command.h"
 #include "file_commands.h"
 #include "help_text.h"
@@ -92,6 +93,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
                         "unknown command '" + words[0] + "'" + lockstep::did_you_mean(words[0], commands));
     if (const std::string problem = unknown_option(*app.get_subcommand(words[0]), words); !problem.empty())
       throw LaunchError(kExitBadCommandLine, problem);
+    lockstep::refuse_empty_assignments(*app.get_subcommand(words[0]), words);
   }
   try {
     std::reverse(words.begin(), words.end());  // CLI11 expects reversed order
@@ -100,6 +102,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
     if (error.get_exit_code() == 0) return app.exit(error);
     throw LaunchError(kExitBadCommandLine, error.what());
   }
+  for (const CLI::App* command : app.get_subcommands()) lockstep::refuse_empty_values(*command);
   if (doctor.asked_for()) return doctor.run();
   if (status.asked_for()) return status.run();
   if (resize.asked_for()) return resize.run();

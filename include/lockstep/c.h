@@ -10,11 +10,9 @@
 
 #include <stddef.h>
 #include <stdint.h>
-
 #ifdef __cplusplus
 extern "C" {
 #endif
-
 #if defined(__GNUC__)
 #define LOCKSTEP_API __attribute__((visibility("default")))
 #else
@@ -99,7 +97,8 @@ LOCKSTEP_API lockstep_status lockstep_allocate(lockstep_group* group, size_t byt
 /* Allocates such memory once for all ranks, at a different address on each, initially zero: all ranks see a write by
  * one. Every rank must call it, with the same size, and later lockstep_free(). */
 LOCKSTEP_API lockstep_status lockstep_allocate_together(lockstep_group* group, size_t bytes, void** memory);
-/* Frees memory of either kind. For the second kind all ranks wait for each other. Null is ignored. */
+/* Frees memory of either kind. An error, which names the operation and frees nothing, while a request of this rank uses
+ * it and is not done. For the second kind all ranks wait for each other. Null is ignored. */
 LOCKSTEP_API lockstep_status lockstep_free(lockstep_group* group, void* memory);
 
 /* The collectives. `count` counts elements of one block and must be the same on every rank. Input and output are one
@@ -146,7 +145,8 @@ LOCKSTEP_API lockstep_status lockstep_send(lockstep_group* group, const void* da
 LOCKSTEP_API lockstep_status lockstep_recv(lockstep_group* group, void* data, int64_t count, lockstep_dtype dtype,
                                            int from, int tag, int* source, lockstep_request** request);
 
-/* Sets *done to 1 if the request is done or has failed, else to 0. Makes progress, but never waits. */
+/* Sets *done to 1 if the request is done or has failed, else to 0; returns its error if it has failed. Makes progress,
+ * but never waits. If it is tested for longer than the group's limit, it fails as in lockstep_wait(). */
 LOCKSTEP_API lockstep_status lockstep_test(lockstep_request* request, int* done);
 /* Returns when the request is done, frees it whatever the status, and sets it to null. Wait once for every request.
  * If it takes longer than `seconds` (negative: the group's limit), the group ends on every rank. */

@@ -27,7 +27,7 @@ class [[nodiscard]] Work {
   /// Blocks until the result is in place on this rank, for at most the group's timeout. Every call throws Error, naming
   /// rank, operation, bytes and cause, if a peer is gone, the timeout has passed or the ranks disagree.
   void wait() const;
-  /// True once wait() would not block.
+  /// Whether it is done. Never blocks. Throws what wait() would, also if asked for longer than the group's timeout.
   [[nodiscard]] bool is_completed() const;
 
   struct State;

@@ -64,22 +64,19 @@ void check_memory(const char* function, const char* role, const void* memory, bo
   if (needed && memory == nullptr) refuse(function, std::string("the ") + role + " is null");
 }
 
-void hand_out(lockstep_request** request, const State& state, shm::WorkPtr work, uint64_t number, int* source) {
-  *request = make_request({state, std::move(work), number, source});
-}
-
-void run(const char* function, const State& state, shm::Request what, lockstep_request** request) {
+/// Starts a collective and waits for it, unless its request goes to the caller.
+void run(const State& state, shm::Request what, const Use& use, lockstep_request** request) {
   struct {
-    const char* function;
-    lockstep_dtype dtype;
-    int64_t count;
+    const Use& use;
     uint64_t number = 0;
-    void start() { number = note_start(function, dtype, count); }
-  } note{function, static_cast<lockstep_dtype>(what.type), static_cast<int64_t>(what.count)};
+    void start() { number = note_start(use.function, use.dtype, use.count); }
+  } note{use};
   if (request != nullptr) {
     *request = nullptr;
     note.start();
-    return hand_out(request, state, state->group.start(std::move(what)), note.number, nullptr);
+    *request =
+        make_request({.state = state, .work = state->group.start(std::move(what)), .number = note.number, .use = use});
+    return;
   }
   state->group.run(std::move(what), state->timeout, [&note] { note.start(); });
   own_page().finish_operation(note.number);
@@ -97,8 +94,7 @@ struct Call {
 };
 
 bool overlap(const void* a, size_t a_bytes, const void* b, size_t b_bytes) {
-  const auto first = reinterpret_cast<uintptr_t>(a), second = reinterpret_cast<uintptr_t>(b);
-  return a_bytes > 0 && b_bytes > 0 && first < second + b_bytes && second < first + a_bytes;
+  return MemoryRange{a, a_bytes}.overlaps({b, b_bytes});
 }
 
 /// Input and output share no memory, except that both may be one block, and this rank's own block may be in place.
@@ -130,6 +126,20 @@ void check_apart(const char* function, const State& state, const Call& call) {
   if (wrong) refuse(function, "input and output overlap; give each its own memory");
 }
 
+/// What this rank reads and writes.
+Use use_of(const char* function, const State& state, const Call& call, bool reads, bool writes) {
+  const size_t block = static_cast<size_t>(call.count) * element_bytes(static_cast<shm::DataType>(call.dtype));
+  const size_t all = static_cast<size_t>(state->group.size()) * block;
+  const bool many_in = call.kind == OperationKind::kScatter || call.kind == OperationKind::kReduceScatter ||
+                       call.kind == OperationKind::kAllToAll;
+  const bool many_out = call.kind == OperationKind::kGather || call.kind == OperationKind::kAllGather ||
+                        call.kind == OperationKind::kAllToAll;
+  Use use{.function = function, .dtype = call.dtype, .count = call.count};
+  if (reads) use.read = {call.input, many_in ? all : block};
+  if (writes) use.written = {call.output, many_out ? all : block};
+  return use;
+}
+
 void run(const char* function, const State& state, const Call& call, lockstep_request** request) {
   const bool some = checked(function, call.count, call.dtype) > 0;
   if (shm::is_reduction(call.kind)) check_op(function, call.op, call.dtype);
@@ -144,7 +154,7 @@ void run(const char* function, const State& state, const Call& call, lockstep_re
     check_memory(function, "output", call.output, some && writes);
     if (reads && writes) check_apart(function, state, call);
   }
-  run(function, state,
+  run(state,
       {.kind = call.kind,
        .type = static_cast<shm::DataType>(call.dtype),
        .op = static_cast<shm::ReduceOp>(call.op),
@@ -152,7 +162,7 @@ void run(const char* function, const State& state, const Call& call, lockstep_re
        .count = static_cast<size_t>(call.count),
        .input = call.input,
        .output = writes ? call.output : nullptr},
-      request);
+      use_of(function, state, call, reads, writes), request);
 }
 
 lockstep_status collective(const char* function, lockstep_group* group, lockstep_request** request, const Call& call) {
@@ -178,12 +188,12 @@ void message(const char* function, const State& state, const void* data, int64_t
   if (peer == state->group.rank()) refuse(function, "a rank cannot exchange messages with itself");
 }
 
-/// Waits for a message unless its request goes to the caller.
-void finish(const State& state, const shm::WorkPtr& work, uint64_t number, lockstep_request** request, int* source) {
-  if (request != nullptr) return hand_out(request, state, work, number, source);
-  state->group.wait(*work, state->timeout);
-  own_page().finish_operation(number);
-  if (source != nullptr) *source = static_cast<shm::Message&>(*work).source();
+bool is_done(const PendingRequest& request) {
+  shm::Communicator& group = request.state->group;
+  if (!request.work->done()) group.progress();
+  if (!request.work->done() && Clock::now() - *request.tested_since >= request.state->timeout)
+    group.wait(*request.work, request.state->timeout, *request.tested_since);  // throws that it has timed out
+  return request.work->done();
 }
 
 void wait(const PendingRequest& request, double seconds) {
@@ -274,7 +284,13 @@ lockstep_status lockstep_all_to_all_v(lockstep_group* group, const void* input, 
     const size_t element = element_bytes(what.type);
     if (overlap(input, static_cast<size_t>(sent) * element, output, static_cast<size_t>(received) * element))
       refuse(function, "input and output overlap; give each its own memory");
-    run(function, state, std::move(what), request);
+    run(state, std::move(what),
+        {.function = function,
+         .dtype = dtype,
+         .count = sent,
+         .read = {input, static_cast<size_t>(sent) * element},
+         .written = {output, static_cast<size_t>(received) * element}},
+        request);
   });
 }
 
@@ -289,8 +305,13 @@ lockstep_status lockstep_send(lockstep_group* group, const void* data, int64_t c
     auto sent = request == nullptr ? state->group.send_at_once(data, bytes, to, tag, type)
                                    : state->group.send(data, bytes, to, tag, nullptr, type);
     const uint64_t number = note_start("lockstep_send", dtype, count);
-    if (sent == nullptr) return lockstep::own_page().finish_operation(number);
-    finish(state, std::move(sent), number, request, nullptr);
+    if (request != nullptr) {
+      const Use use{.function = "lockstep_send", .dtype = dtype, .count = count, .read = {data, bytes}};
+      *request = make_request({.state = state, .work = std::move(sent), .number = number, .use = use});
+      return;
+    }
+    if (sent != nullptr) state->group.wait(*sent, state->timeout);
+    lockstep::own_page().finish_operation(number);
   });
 }
 
@@ -302,8 +323,13 @@ lockstep_status lockstep_recv(lockstep_group* group, void* data, int64_t count, 
     const auto type = static_cast<lockstep::shm::DataType>(dtype);
     const uint64_t number = note_start("lockstep_recv", dtype, count);
     const auto bytes = static_cast<size_t>(count) * element_bytes(type);
-    if (request != nullptr)
-      return hand_out(request, state, state->group.receive(data, bytes, from, tag, nullptr, type), number, source);
+    if (request != nullptr) {
+      const Use use{.function = "lockstep_recv", .dtype = dtype, .count = count, .written = {data, bytes}};
+      auto received = state->group.receive(data, bytes, from, tag, nullptr, type);
+      *request =
+          make_request({.state = state, .work = std::move(received), .number = number, .source = source, .use = use});
+      return;
+    }
     const int sender = state->group.receive_now(data, bytes, from, tag, type, state->timeout);
     lockstep::own_page().finish_operation(number);
     if (source != nullptr) *source = sender;
@@ -311,20 +337,27 @@ lockstep_status lockstep_recv(lockstep_group* group, void* data, int64_t count, 
 }
 
 lockstep_status lockstep_test(lockstep_request* request, int* done) {
-  return guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [&] {
-    const PendingRequest tested = find_request("lockstep_test", request);
+  PendingRequest tested;
+  const lockstep_status status = guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [&] {
     if (done == nullptr) refuse("lockstep_test", "done is null");
-    if (!tested.work->done()) tested.state->group.progress();
-    *done = tested.work->done() ? 1 : 0;
+    tested = test_request("lockstep_test", request);
+  });
+  if (status != LOCKSTEP_OK) return status;
+  return guarded(tested.state.get(), LOCKSTEP_INVALID_ARGUMENT, [&] {
+    *done = 1;  // if it fails
+    *done = is_done(tested) ? 1 : 0;
+    if (tested.work->failed()) throw lockstep::Error(tested.work->error());
   });
 }
 
 lockstep_status lockstep_wait(lockstep_request** request, double seconds) {
   PendingRequest waited;
   const lockstep_status status = guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [&] {
-    waited = end_request("lockstep_wait", request == nullptr ? nullptr : *request);
-    *request = nullptr;
+    waited = wait_for_request("lockstep_wait", request == nullptr ? nullptr : *request);
   });
   if (status != LOCKSTEP_OK) return status;
-  return guarded(waited.state.get(), LOCKSTEP_INVALID_ARGUMENT, [&] { wait(waited, seconds); });
+  const lockstep_request* const ended = std::exchange(*request, nullptr);
+  const lockstep_status result = guarded(waited.state.get(), LOCKSTEP_INVALID_ARGUMENT, [&] { wait(waited, seconds); });
+  end_request(ended);  // until then lockstep_free() refuses its memory
+  return result;
 }

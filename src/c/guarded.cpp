@@ -26,6 +26,7 @@ lockstep_status status_of(shm::Verdict::Cause cause, lockstep_status otherwise) 
     case shm::Verdict::Cause::kSplits:
     case shm::Verdict::Cause::kMessage:
     case shm::Verdict::Cause::kStuck:
+    case shm::Verdict::Cause::kStuckInGroups:
       return LOCKSTEP_MISMATCH;
     case shm::Verdict::Cause::kTimeout:
       return LOCKSTEP_TIMED_OUT;

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <sstream>
 
+#include "base/hash.h"
+#include "base/rank_names.h"
 #include "c/guarded.h"
 #include "c/meet.h"
 #include "collectives/shm/segment/bootstrap.h"
@@ -51,28 +53,67 @@ std::chrono::milliseconds limit(const char* name, double seconds, double otherwi
   return std::chrono::milliseconds(std::max<int64_t>(1, std::llround(1000 * (seconds == 0 ? otherwise : seconds))));
 }
 
+/// What ranks tell each other when they have met. `place` is that of the rank's GroupsNote.
+struct Greeting {
+  int64_t timeout_ms = 0;
+  uint64_t place = 0;
+};
+
 /// When it returns, no rank needs the store any more.
 /// REQUIRES: every rank calls it.
-void require_same_timeout(shm::Communicator& group, std::chrono::milliseconds timeout,
-                          std::chrono::milliseconds patience) {
-  const auto mine = static_cast<int64_t>(timeout.count());
-  std::vector<int64_t> all(static_cast<size_t>(group.size()));
+std::vector<Greeting> greet(shm::Communicator& group, std::chrono::milliseconds timeout,
+                            std::chrono::milliseconds patience) {
+  const auto* const note = new (group.allocate(sizeof(shm::GroupsNote))) shm::GroupsNote();
+  const Greeting mine{.timeout_ms = timeout.count(), .place = group.arena()->offset(note)};
+  std::vector<Greeting> all(static_cast<size_t>(group.size()));
   group.run({.kind = shm::OperationKind::kAllGather,
-             .type = shm::DataType::kInt64,
-             .count = 1,
+             .type = shm::DataType::kUInt8,
+             .count = sizeof mine,
              .input = &mine,
              .output = all.data()},
             patience);
+  return all;
+}
+
+void require_same_timeout(const std::vector<Greeting>& all) {
   const auto seconds = [](int64_t ms) {
     std::ostringstream text;
     text << static_cast<double>(ms) / 1000 << " s";
     return text.str();
   };
   for (size_t rank = 1; rank < all.size(); ++rank)
-    if (all[rank] != all[0])
-      throw StatusError(LOCKSTEP_JOIN_FAILED, "lockstep_join: timeout_s is " + seconds(all[rank]) + " on rank " +
-                                                  std::to_string(rank) + " and " + seconds(all[0]) +
-                                                  " on rank 0; set it alike on all ranks");
+    if (all[rank].timeout_ms != all[0].timeout_ms)
+      throw StatusError(LOCKSTEP_JOIN_FAILED, "lockstep_join: timeout_s is " + seconds(all[rank].timeout_ms) +
+                                                  " on rank " + std::to_string(rank) + " and " +
+                                                  seconds(all[0].timeout_ms) + " on rank 0; set it alike on all ranks");
+}
+
+/// Prepares the search for ranks that wait for each other in different groups of this world.
+void start_search(GroupState& state, std::chrono::milliseconds timeout, std::chrono::milliseconds patience) {
+  if (state.group.size() == 1) return;
+  const std::vector<Greeting> all = greet(state.group, timeout, patience);
+  require_same_timeout(all);
+  std::vector<uint64_t> places;
+  shm::SearchedGroup names{.id = Hash::kStart, .ranks = {}, .name = "the world"};
+  for (const Greeting& one : all) {
+    names.ranks.push_back(static_cast<int>(places.size()));
+    places.push_back(one.place);
+  }
+  state.search_with(std::make_shared<shm::GroupsSearch>(state.group.world(), places), std::move(names));
+}
+
+/// Those of a part with these ranks of the whole, in its split with this number.
+shm::SearchedGroup names_of_part(const GroupState& whole, int number, const std::vector<size_t>& members) {
+  shm::SearchedGroup names{.id = Hash::mixed(whole.names.id, static_cast<uint64_t>(number)), .ranks = {}, .name = {}};
+  for (const size_t member : members) {
+    names.ranks.push_back(whole.names.ranks[member]);
+    names.id = Hash::mixed(names.id, member);
+  }
+  std::vector<int> ascending = names.ranks;
+  std::sort(ascending.begin(), ascending.end());
+  const std::string of = whole.is_world ? "subgroup " : whole.names.name.substr(0, whole.names.name.find(" (")) + ".";
+  names.name = of + std::to_string(number) + " (" + rank_names(ascending) + ")";
+  return names;
 }
 
 lockstep_group* join(const lockstep_options& options) {
@@ -86,7 +127,7 @@ lockstep_group* join(const lockstep_options& options) {
   Meeting meeting = meet(world, environment, patience);
   auto group = std::make_unique<lockstep_group>();
   group->state = std::make_shared<GroupState>(std::move(meeting.world), timeout, /*is_world=*/true);
-  require_same_timeout(group->state->group, timeout, patience);
+  start_search(*group->state, timeout, patience);
   joining.done();
   return group.release();
 }
@@ -140,6 +181,7 @@ std::vector<size_t> members_of(GroupState& state, int color, int key) {
 /// Every rank of `whole` calls it, even without a color, because the texts of all parts are exchanged together.
 lockstep_group* split(GroupState& whole, int color, int key) {
   const std::vector<size_t> members = members_of(whole, color, key);
+  const int number = whole.splits++;
   size_t place = 0;
   while (color >= 0 && members[place] != static_cast<size_t>(whole.group.rank())) ++place;
   int rounds = 0;
@@ -155,6 +197,7 @@ lockstep_group* split(GroupState& whole, int color, int key) {
     shm::World world = shm::bootstrap(static_cast<int>(place), static_cast<int>(members.size()), exchange);
     part = std::make_unique<lockstep_group>();
     part->state = std::make_shared<GroupState>(std::move(world), whole.timeout, /*is_world=*/false);
+    if (whole.search) part->state->search_with(whole.search, names_of_part(whole, number, members));
   }
   constexpr int kRounds = 2;  // of bootstrap()
   while (rounds < kRounds) exchange("");
@@ -168,6 +211,7 @@ void leave(lockstep_group* group) {
     own_page().set_phase(RankStatus::Phase::kLeft);
     holder = 0;
   }
+  keep_memory(state);
   state->group.leave();
 }
 

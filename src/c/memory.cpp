@@ -1,5 +1,6 @@
 #include "c/memory.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -7,6 +8,11 @@
 #include "c/guarded.h"
 
 namespace lockstep::c {
+
+bool MemoryRange::overlaps(MemoryRange other) const {
+  const auto first = reinterpret_cast<uintptr_t>(begin), second = reinterpret_cast<uintptr_t>(other.begin);
+  return bytes > 0 && other.bytes > 0 && first < second + other.bytes && second < first + bytes;
+}
 
 void HandedOut::add(void* memory, size_t bytes, Kind kind) {
   const MutexLock lock(mutex_);
@@ -18,10 +24,17 @@ void HandedOut::remove(void* memory) {
   blocks_.erase(static_cast<const std::byte*>(memory));
 }
 
-std::optional<HandedOut::Kind> HandedOut::kind_of(const void* memory) const {
+std::optional<HandedOut::Block> HandedOut::block_at(const void* memory) const {
   const MutexLock lock(mutex_);
   const auto found = blocks_.find(static_cast<const std::byte*>(memory));
-  return found == blocks_.end() ? std::nullopt : std::optional(found->second.kind);
+  return found == blocks_.end() ? std::nullopt : std::optional(found->second);
+}
+
+bool HandedOut::overlaps(MemoryRange range) const {
+  const MutexLock lock(mutex_);
+  return std::any_of(blocks_.begin(), blocks_.end(), [&](const auto& one) {
+    return range.overlaps({one.first, one.second.bytes});
+  });
 }
 
 std::optional<HandedOut::Kind> HandedOut::holder_of(const void* begin, size_t bytes) const {
@@ -49,6 +62,13 @@ struct Wanted {
   uint64_t bytes;
   uint64_t place;  ///< on rank 0: its offset there, or kNowhere
 };
+
+void require_unused(const char* function, MemoryRange memory) {
+  const std::optional<Use> use = pending_use(memory);
+  if (!use) return;
+  refuse(function, "this memory is used by " + use->text() +
+                       ", which is not done; call lockstep_wait() for its request first. Nothing was freed");
+}
 
 void* allocate_together(const char* function, const State& state, size_t bytes) {
   shm::Communicator& group = state->group;
@@ -113,8 +133,10 @@ lockstep_status lockstep_allocate_together(lockstep_group* group, size_t bytes, 
 lockstep_status lockstep_free(lockstep_group* group, void* memory) {
   const char* function = "lockstep_free";
   const bool is_member = group != nullptr && group->state != nullptr;
-  if (is_member && group->state->handed_out.kind_of(memory) == HandedOut::Kind::kTogether)
+  const auto block = is_member ? group->state->handed_out.block_at(memory) : std::nullopt;
+  if (block && block->kind == HandedOut::Kind::kTogether)
     return guarded(function, group, [&](const State& state) {
+      require_unused(function, {memory, block->bytes});
       state->group.run({.kind = lockstep::shm::OperationKind::kBarrier}, state->timeout);  // no rank uses it any more
       state->handed_out.remove(memory);
       if (state->group.rank() == 0) state->group.free(memory);
@@ -123,6 +145,7 @@ lockstep_status lockstep_free(lockstep_group* group, void* memory) {
     if (group == nullptr) refuse(function, "the group is null");
     if (group->state == nullptr) refuse(function, "this rank has left the group");
     if (memory == nullptr) return;
+    if (block) require_unused(function, {memory, block->bytes});
     group->state->handed_out.remove(memory);  // first: from then on another thread may get the memory
     group->state->group.free(memory);
   });

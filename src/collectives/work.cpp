@@ -98,8 +98,13 @@ void order_after(const Work& work) {
 }
 
 bool Work::is_completed() const {
-  if (state_->phase != State::Phase::kRunning || !state_->work) return true;
-  return state_->work->isCompleted() && state_->group->device_calls.has_arrived(state_->device_call);
+  if (state_->phase == State::Phase::kRunning && state_->work) {
+    if (!state_->work->isCompleted() || !state_->group->device_calls.has_arrived(state_->device_call)) return false;
+    // A wait would order the present stream after it, which need not be the stream that uses the result.
+    if (state_->device_call != 0) return true;
+  }
+  wait();
+  return true;
 }
 
 }  // namespace lockstep

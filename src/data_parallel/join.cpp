@@ -3,6 +3,7 @@
 
 #include <c10/util/ScopeExit.h>
 
+#include "base/text.h"
 #include "collectives/coalesced.h"
 #include "collectives/group_state.h"
 #include "data_parallel/replica_state.h"
@@ -50,6 +51,16 @@ class JoiningStatistics {
   std::shared_ptr<StatisticsExchange>& exchange_;
 };
 
+/// Called when this rank's inputs have ended. What waits in .grad then is not part of the others' reductions.
+void warn_of_dropped(const ReplicaState& state) {
+  const int passes = state.reducer->kept_back();
+  if (passes == 0) return;
+  TORCH_WARN("rank ", state.group.rank(), " of ", state.group.world_size(), ": the inputs of join() ended after ",
+             counted(passes, "backward pass", "backward passes"), " of accumulate(", state.passes->last_accumulation,
+             "), whose gradients are dropped. To count them, end the body with: if (!model.step_complete()) { "
+             "model.reduce_gradients(); optimizer.step(); }");
+}
+
 }  // namespace
 
 void Replica::join(const std::function<void()>& body, const JoinOptions& options) {
@@ -66,6 +77,7 @@ void Replica::join(const std::function<void()>& body, const JoinOptions& options
   const JoiningStatistics joining_statistics(state.join.statistics, state.group);
   state.join.last_active.assign(static_cast<size_t>(count), true);
   body();
+  warn_of_dropped(state);
   // The others' reductions show which ranks still have inputs; join() ends with the round in which none has any. Each
   // reduction is preceded by the batch norms of its forward and backward.
   while (true) {

@@ -13,7 +13,7 @@
 
 // A state has "step", "place" [machine, machines, slice or -1, slices], "machines" (Machines::layout()), "options"
 // (text), "sizes" and "fragment_of"
-// [parameters],
+// [parameters], "frozen" [fragments] (the place of a parameter that a step of this rank saw frozen, or -1),
 // "fragment.<f>.<name>" (OuterFragment::state_dict()), "rounds_under_way", and of each of these
 // "under_way.<n>.fragment", ".sent_at", ".took_part" [machines] and, if there is one, ".mean" [slice].
 
@@ -28,6 +28,10 @@ int64_t number(const StateDict& state, const std::string& name) {
   const at::Tensor* found = state.find(name);
   if (found == nullptr || found->numel() != 1) throw Error("the state of DiLoCo has no number `" + name + "`");
   return found->item<int64_t>();
+}
+
+void insert_number(StateDict& state, const std::string& name, int64_t value) {
+  state.insert(name, at::scalar_tensor(value, at::kLong));
 }
 
 at::Tensor tensor_of_text(const std::string& text) {
@@ -59,6 +63,25 @@ std::vector<int64_t> numbers(const StateDict& state, const std::string& name) {
   if (found == nullptr || found->scalar_type() != at::kLong) throw Error("the state of DiLoCo has no `" + name + "`");
   const at::Tensor flat = found->contiguous();
   return {flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel()};
+}
+
+/// Of each fragment, the place of a parameter that a step saw frozen, as numbers: -1 if there is none.
+using Frozen = std::vector<std::optional<int32_t>>;
+at::Tensor tensor_of_frozen(const Frozen& frozen) {
+  std::vector<int64_t> places;
+  for (const auto& place : frozen) places.push_back(place.value_or(-1));
+  return at::tensor(places, at::kLong);
+}
+Frozen frozen_in(const StateDict& state, size_t fragments, size_t parameters) {
+  if (!state.contains("frozen")) return Frozen(fragments);  // an earlier version saved it
+  const auto places = numbers(state, "frozen");
+  const auto fits = [&](int64_t place) { return place >= -1 && place < static_cast<int64_t>(parameters); };
+  if (places.size() != fragments || !std::all_of(places.begin(), places.end(), fits))
+    throw Error("the state of DiLoCo has a list of frozen parameters that does not fit this model");
+  Frozen frozen;
+  for (const int64_t place : places)
+    frozen.push_back(place < 0 ? std::nullopt : std::optional(static_cast<int32_t>(place)));
+  return frozen;
 }
 
 /// The states of the ranks of each machine that have slices, in the order of the slices.
@@ -102,14 +125,11 @@ StateDict DiLoCo::State::state_dict() {
     if (!outcomes.back().error.empty()) throw Error(outcomes.back().error);
   }
   StateDict state;
-  const auto scalar = [&](const std::string& name, int64_t value) {
-    state.insert(name, at::scalar_tensor(value, at::kLong));
-  };
-  scalar("step", stats.steps);
+  insert_number(state, "step", stats.steps);
   saved_at_ = stats.steps;
   if (islands_) {
-    scalar("island", islands_->island());
-    scalar("island_round", stats.rounds);
+    insert_number(state, "island", islands_->island());
+    insert_number(state, "island_round", stats.rounds);
   }
   state.insert("machines", at::tensor(machines_.layout(), at::kLong));
   state.insert("options", tensor_of_text(described()));
@@ -124,11 +144,12 @@ StateDict DiLoCo::State::state_dict() {
   }
   state.insert("sizes", at::tensor(sizes, at::kLong));
   state.insert("fragment_of", at::tensor(fragment_of, at::kLong));
-  scalar("rounds_under_way", static_cast<int64_t>(under_way_.size()));
+  state.insert("frozen", tensor_of_frozen(frozen_));
+  insert_number(state, "rounds_under_way", static_cast<int64_t>(under_way_.size()));
   for (size_t n = 0; n < under_way_.size(); ++n) {
     const Round& round = under_way_[n];
-    scalar(round_name(n) + "fragment", static_cast<int64_t>(round.fragment));
-    scalar(round_name(n) + "sent_at", round.sent_at);
+    insert_number(state, round_name(n) + "fragment", static_cast<int64_t>(round.fragment));
+    insert_number(state, round_name(n) + "sent_at", round.sent_at);
     const at::Tensor took_part = at::zeros({machines_.count()}, at::kLong);
     for (int machine = 0; machine < machines_.count(); ++machine)
       took_part[machine] = static_cast<int64_t>(outcomes[n].took_part[static_cast<size_t>(machine)]);
@@ -192,10 +213,11 @@ void DiLoCo::State::load_state_dict(const StateDict& state) {
     rounds.push_back(std::move(round));
   }
   const int64_t steps = number(state, "step");
+  auto frozen = frozen_in(state, fragments_.size(), names_.size());
   for (size_t fragment = 0; fragment < fragments_.size(); ++fragment)
     fragments_[fragment].load_state_dict(without_prefix(fragment_name(fragment), state));
   under_way_ = std::move(rounds);
-  frozen_.assign(fragments_.size(), std::nullopt);
+  frozen_ = std::move(frozen);
   problem_.clear();
   empty_rounds_ = {};
   held_.left_out = outer_copies_left_out().times;
@@ -221,7 +243,8 @@ void DiLoCo::State::load_from_ranks(const std::vector<StateDict>& ranks) {
   for (const auto& item : *first.front()) {
     const std::string& name = item.key();
     if (!name.starts_with("fragment.") && !name.starts_with("under_way.")) {
-      if (name != "place" && name != "machines") state.insert(name, item.value());
+      // Parameters go on from the outer copy, whichever were frozen since.
+      if (name != "place" && name != "machines" && name != "frozen") state.insert(name, item.value());
       continue;
     }
     const bool is_round = name.starts_with("under_way.");

@@ -65,6 +65,8 @@ void DeferredReduction::backward_ended() {
 
 void DeferredReduction::reduce() {
   begin();
+  // Within join() this rank's inputs may have ended within an accumulation.
+  compares_passes_ = compares_passes_ && !parts_.message.facts().joining;
   set_aside_passes();
 }
 
@@ -93,6 +95,7 @@ void DeferredReduction::fail(const std::string& trouble) {
 
 void DeferredReduction::take_over_from(const DeferredReduction& before) {
   passes_ = before.passes_;
+  compares_passes_ = before.compares_passes_;
   changes_.remember();
 }
 
@@ -203,7 +206,7 @@ Settlement DeferredReduction::settle(Share share) {
     dropped = changes_.dropped();
   }
   set_aside_passes();
-  message.prepare(share, passes_, /*spoiled=*/false, parts_.events);
+  message.prepare(share, std::exchange(compares_passes_, true) ? passes_ : 0, /*spoiled=*/false, parts_.events);
   message.facts().idle = idle;
   Settlement settlement;
   settlement.used = fill_buckets();

@@ -77,9 +77,10 @@ class DeferredReduction final : public Reduction {
 
   ReductionParts& parts_;
   GradientChanges changes_;
-  int passes_ = 0;            ///< of backward, since the last settle()
-  bool skips_ = false;        ///< the next settle() excludes this rank's gradients
-  bool was_settled_ = false;  ///< when the last reduction began
+  int passes_ = 0;               ///< of backward, since the last settle()
+  bool compares_passes_ = true;  ///< with those of other ranks, in the next settle()
+  bool skips_ = false;           ///< the next settle() excludes this rank's gradients
+  bool was_settled_ = false;     ///< when the last reduction began
   Stage stage_ = Stage::kEnded;
   uint64_t stage_of_ = 0;  ///< the number of the reduction that has reached it
   std::thread::id settled_by_;

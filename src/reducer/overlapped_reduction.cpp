@@ -39,7 +39,8 @@ void OverlappedReduction::backward_ended() {
 
 void OverlappedReduction::reduce() {
   begin();
-  reduce_all(Share::kGradients);
+  // Within join() this rank's inputs may have ended within an accumulation.
+  reduce_all(Share::kGradients, parts_.message.facts().joining ? 0 : parts_.passes.since_reduction);
 }
 
 void OverlappedReduction::skip() {
@@ -60,9 +61,9 @@ void OverlappedReduction::fail(const std::string& trouble) {
   reduce_all(Share::kGradients);
 }
 
-std::vector<Facts> OverlappedReduction::add_up_buckets(Share share) {
+std::vector<Facts> OverlappedReduction::add_up_buckets(Share share, int passes) {
   Buckets& buckets = parts_.buckets;
-  parts_.message.prepare(share, parts_.passes.since_reduction, /*spoiled=*/parts_.sender.sent() > 0, parts_.events);
+  parts_.message.prepare(share, passes, /*spoiled=*/parts_.sender.sent() > 0, parts_.events);
   Facts& mine = parts_.message.facts();
   if (!mine.took_part()) buckets.fill_with_zeros(/*begin=*/parts_.sender.sent());
   buckets.fill_rest(parts_.backward.reached);
@@ -78,10 +79,10 @@ std::vector<Facts> OverlappedReduction::add_up_buckets(Share share) {
   return read_facts(buckets.last().notes(), parts_.plan.averages());
 }
 
-std::vector<Facts> OverlappedReduction::reduce_all(Share share) {
+std::vector<Facts> OverlappedReduction::reduce_all(Share share, int passes) {
   parts_.backward.phase = Backward::Phase::kIdle;
   if (share == Share::kGradients && parts_.events.reducing) parts_.events.reducing();
-  const std::vector<Facts> ranks = add_up_buckets(share);
+  const std::vector<Facts> ranks = add_up_buckets(share, passes);
   parts_.passes.note_reduction();
   parts_.backward.forget_reached();
   parts_.agreement.check(ranks);

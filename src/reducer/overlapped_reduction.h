@@ -30,9 +30,11 @@ class OverlappedReduction final : public Reduction {
   void equipment_changed() override { parts_.sender.send_all_through(parts_.equipment.hook.get()); }
 
  private:
-  std::vector<Facts> reduce_all(Share share);
+  std::vector<Facts> reduce_all(Share share) { return reduce_all(share, parts_.passes.since_reduction); }
+  /// `passes` are compared with those of other ranks, unless there are none.
+  std::vector<Facts> reduce_all(Share share, int passes);
   /// Fills and sends the remaining buckets, and waits. Returns the facts of all ranks; the buckets then hold the sums.
-  std::vector<Facts> add_up_buckets(Share share);
+  std::vector<Facts> add_up_buckets(Share share, int passes);
 
   ReductionParts& parts_;
 };

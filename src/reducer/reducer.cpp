@@ -93,6 +93,12 @@ void Reducer::skip() {
   parts_.record.mark(parts_.plan.tensors);
 }
 
+int Reducer::kept_back() const {
+  const MutexLock lock(tracker_.mutex);
+  const int passes = virtual_ ? virtual_->accumulating() : parts_.passes.counted;
+  return passes > 0 && !gradients_are_gone(parts_.plan.tensors) ? passes : 0;
+}
+
 std::vector<Facts> Reducer::shadow() {
   SharedStep* step = nullptr;
   {

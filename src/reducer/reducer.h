@@ -57,6 +57,8 @@ class Reducer {
   /// Takes part in a reduction in place of this rank's backward, or of the rest of one that an exception ended. If an
   /// optimizer takes the sum, the next settle() does so; until then this only leaves no .grad.
   void skip();
+  /// The number of backward passes whose gradients accumulate() keeps in .grad, and shadow() would drop.
+  int kept_back() const;
   /// Takes part in a reduction of the others without gradients. Returns the facts of all ranks.
   std::vector<Facts> shadow();
   /// Takes part in the others' next reduction only to report an error: throws it on all ranks.

@@ -4,6 +4,9 @@
 #include <map>
 #include <utility>
 
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
 #include "collectives/group_state.h"
 
 namespace lockstep {
@@ -75,6 +78,14 @@ std::shared_ptr<VirtualRanks> several_virtual_ranks(const Group& group) {
 
 void drop_gradients(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) tensor.mutable_grad().reset();
+}
+
+bool gradients_are_gone(const std::vector<at::Tensor>& tensors) {
+  const at::NoGradGuard no_grad;
+  return std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+    const at::Tensor& gradient = tensor.grad();
+    return !gradient.defined() || (gradient.layout() == at::kStrided && gradient.count_nonzero().item<int64_t>() == 0);
+  });
 }
 
 }  // namespace lockstep

@@ -66,5 +66,7 @@ std::shared_ptr<VirtualRanks> several_virtual_ranks(const Group& group);
 
 /// Clears every .grad.
 void drop_gradients(const std::vector<at::Tensor>& tensors);
+/// Whether no parameter has a nonzero gradient.
+bool gradients_are_gone(const std::vector<at::Tensor>& tensors);
 
 }  // namespace lockstep

@@ -49,7 +49,7 @@ void VirtualReduction::backward_begins() {
   // A generator's loss also reaches the critic, within no_sync() and up to zero_grad(): a whole round that counts for
   // nothing. Buffers that it has changed would count.
   if (!parts_.plan.settings.buffers && step_.local_only && step_.passes > 0 && step_.at_last_leaf() &&
-      gradients_are_gone()) {
+      gradients_are_gone(parts_.plan.tensors)) {
     step_.reset();
     parts_.backward.forget_reached();
   }
@@ -132,7 +132,8 @@ void VirtualReduction::end_leaf(Share share) {
   facts.active = share != Share::kOutOfInputs;
   facts.skipped = share == Share::kSkipped;
   facts.spoiled = facts.skipped && step_.any_added();
-  facts.passes = facts_of_passes(step_.passes);
+  // Within join() the inputs of a virtual rank may have ended within an accumulation: 0 is not compared.
+  facts.passes = facts.joining && !step_.completes ? 0 : facts_of_passes(step_.passes);
   if (!contributes) step_.drop_leaf();
   for (size_t i = 0; i < parts_.plan.tensors.size(); ++i) {
     if (!contributes) {
@@ -153,15 +154,6 @@ void VirtualReduction::end_leaf(Share share) {
 bool VirtualReduction::lies_in_bucket(size_t parameter) const {
   return parts_.plan.has_buckets() &&
          (parts_.sender.is_under_way(parameter) || parts_.buckets.slot_of(parameter).is_current());
-}
-
-bool VirtualReduction::gradients_are_gone() const {
-  const at::NoGradGuard no_grad;
-  const auto& tensors = parts_.plan.tensors;
-  return std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
-    const at::Tensor& gradient = tensor.grad();
-    return !gradient.defined() || (gradient.layout() == at::kStrided && gradient.count_nonzero().item<int64_t>() == 0);
-  });
 }
 
 void VirtualReduction::backward_ended() {

@@ -38,12 +38,12 @@ class VirtualReduction final : public Reduction {
   /// Called when this process has left the virtual rank. In the middle of an accumulation this means that its data has
   /// ended.
   void left(std::optional<int> virtual_rank);
+  /// Backward passes of the present virtual rank that accumulate() keeps back.
+  int accumulating() const { return step_.counted; }
 
  private:
   std::optional<at::ScalarType> travels_as(at::ScalarType type) const;
   VirtualStep::Leaf leaf_of(size_t parameter) const;
-  /// Whether no parameter has a nonzero gradient.
-  bool gradients_are_gone() const;
   void add_to_sum(size_t parameter);
   /// Puts the parameter's partial sums into its bucket, or into its exchange.
   void fill_sum(size_t parameter);

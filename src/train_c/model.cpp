@@ -93,15 +93,18 @@ void Model::begin_rounds() {
   diloco_.emplace(*replica_, world->context.group(), *parts_->recipe.diloco);
 }
 
-void Model::synchronise() {
-  if (diloco_ && !finished_) diloco_->synchronise();
+void Model::synchronise(const char* function, std::string settings, bool last) {
+  if (diloco_) settings += "steps " + std::to_string(steps_) + "\n";
+  agree_on(function, settings, [] {});
+  if (!diloco_ || finished_) return;
+  if (last)
+    diloco_->finish();
+  else
+    diloco_->synchronise();
+  finished_ = last;
 }
 
-void Model::finish() {
-  agree_on("lockstep_train_finish", diloco_ ? steps_text() : "", [] {});
-  if (diloco_ && !finished_) diloco_->finish();
-  finished_ = diloco_.has_value();
-}
+void Model::finish() { synchronise("lockstep_train_finish", "", /*last=*/true); }
 
 double Model::learning_rate() const { return parts_->optimizer->param_groups().at(0).options().get_lr(); }
 
@@ -193,8 +196,7 @@ void Model::finish_step(double loss) {
 }
 
 double Model::evaluate(const Arrays& inputs, const Arrays& targets) {
-  if (diloco_) agree_on("lockstep_train_evaluate", steps_text(), [] {});
-  synchronise();
+  if (diloco_) synchronise("lockstep_train_evaluate", "");
   const Evaluation evaluation(parts_->module);
   at::Tensor loss;
   return total(agree_on_loss("lockstep_train_evaluate", inputs, targets, /*trains=*/false, loss));

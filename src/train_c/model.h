@@ -68,8 +68,9 @@ class Model {
   const std::shared_ptr<World> world;
 
  private:
-  /// After an agreement on the function: all machines get the same weights, where each trains by itself.
-  void synchronise();
+  /// Agrees on the function with the other ranks, and on the steps where each machine trains by itself. All of these
+  /// get the same weights then. `last`: steps are refused afterwards.
+  void synchronise(const char* function, std::string settings, bool last = false);
   /// Makes the DiLoCo anew: all ranks get rank 0's weights.
   void begin_rounds();
   at::Tensor loss_of(const std::string& call, const Arrays& inputs, const Arrays& targets);
@@ -81,8 +82,6 @@ class Model {
   void finish_step(double loss);
   void open_folder(const std::string& folder);
   void check_folder(const std::string& folder) const;
-  /// As agree_on() compares it: machines that have made other numbers of steps cannot be synchronised.
-  std::string steps_text() const { return "steps " + std::to_string(steps_) + "\n"; }
   void agree_on(const char* function, const std::string& settings, const std::function<void()>& body);
   void on_rank_zero(const char* function, const std::function<void()>& body);
 

@@ -46,14 +46,12 @@ void Model::on_rank_zero(const char* function, const std::function<void()>& body
 
 void Model::save(const std::string& path) {
   // Nothing is written if a rank does something else.
-  agree_on("lockstep_train_save", path + "\n" + (diloco_ ? steps_text() : ""), [] {});
-  synchronise();
+  synchronise("lockstep_train_save", path + "\n");
   on_rank_zero("lockstep_train_save", [&] { save_script(parts_->module, path); });
 }
 
 void Model::load(const std::string& path) {
-  agree_on("lockstep_train_load", path + "\n" + (diloco_ ? steps_text() : ""), [] {});
-  synchronise();  // a DiLoCo that ends in the middle of a round warns
+  synchronise("lockstep_train_load", path + "\n");  // a DiLoCo that ends in the middle of a round warns
   on_rank_zero("lockstep_train_load", [&] {
     copy_state("lockstep_train_load of " + path.substr(0, 200), state_of_script(load_script(path)), parts_->module);
   });

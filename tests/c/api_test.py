@@ -52,6 +52,9 @@ class Launched(unittest.TestCase):
     def test_resident_memory(self):
         self.check("memory", (1, 2, 3))
 
+    def test_memory_that_requests_use(self):
+        self.check("busy_memory")
+
     def test_sharded_step(self):
         """The weights are those of the C++ library's ZeroRedundancyOptimizer, to the last bit."""
         self.check_steps("steps", "sharded_step", set(FORMULAS))
@@ -90,11 +93,21 @@ class Launched(unittest.TestCase):
     def test_calls_that_do_not_match(self):
         self.check("mismatch")
 
+    def test_groups_in_different_orders(self):
+        # The ranks waited for their whole time limit.
+        self.check("group_order")
+
+    def test_ranks_that_are_late_in_one_of_several_groups(self):
+        self.check("group_lateness")
+
     def test_a_rank_that_leaves(self):
         self.check("leaves")
 
     def test_a_rank_that_does_not_come(self):
         self.check("times_out")
+
+    def test_a_request_that_is_only_polled(self):
+        self.check("polled")
 
     def test_a_rank_that_aborts(self):
         self.check("aborts")

@@ -202,6 +202,49 @@ void test_times_out(lockstep_group* world) {
   OK(lockstep_leave(part));
 }
 
+/* A rank that only polls is told after the time limit, as one that waits. */
+void test_polled(lockstep_group* world) {
+  const lockstep_options options = {sizeof options, 20, 1};
+  const struct timespec late = {2, 500000000}, pause = {0, 1000000};
+  lockstep_group *first = NULL, *part = NULL;
+  lockstep_request *sum_request = NULL, *message = NULL;
+  const int rank = lockstep_rank(world);
+  float x[4] = {0};
+  OK(lockstep_leave(world));
+  OK(lockstep_join(&options, &world));
+  OK(lockstep_split(world, 0, 0, &first));
+  OK(lockstep_split(world, 0, 0, &part));
+  if (rank == 0) {
+    int done = 0;
+    double start = now();
+    lockstep_status status = LOCKSTEP_OK;
+    OK(lockstep_all_reduce(first, x, x, 4, LOCKSTEP_FLOAT32, LOCKSTEP_SUM, &sum_request));
+    OK(lockstep_recv(part, x, 4, LOCKSTEP_FLOAT32, 1, 3, NULL, &message));
+    while (status == LOCKSTEP_OK && !done && now() - start < 10) {
+      status = lockstep_test(sum_request, &done);
+      nanosleep(&pause, NULL);
+    }
+    CHECK(status == LOCKSTEP_TIMED_OUT && done == 1 && now() - start >= 1 && now() - start < 2);
+    CHECK(strstr(lockstep_last_error(), "timeout after 1.0 s, missing rank") != NULL);
+    REFUSED(LOCKSTEP_TIMED_OUT, "all_reduce", lockstep_test(sum_request, &done)); /* and again */
+    REFUSED(LOCKSTEP_TIMED_OUT, "timeout after 1.0 s, missing rank", lockstep_wait(&sum_request, -1));
+    for (start = now(), status = LOCKSTEP_OK, done = 0; status == LOCKSTEP_OK && !done && now() - start < 10;) {
+      status = lockstep_test(message, &done);
+      nanosleep(&pause, NULL);
+    }
+    CHECK(status == LOCKSTEP_TIMED_OUT && done == 1 && now() - start >= 1 && now() - start < 2);
+    REFUSED(LOCKSTEP_TIMED_OUT, "a recv from rank 1 with tag 3: timeout after 1.0 s", lockstep_wait(&message, -1));
+  } else {
+    nanosleep(&late, NULL);
+  }
+  REFUSED(LOCKSTEP_TIMED_OUT, "timeout after 1.0 s", sum(first, 4)); /* the group has ended on every rank */
+  OK(lockstep_leave(first));
+  OK(lockstep_leave(part));
+  OK(lockstep_leave(world));
+  printf("polled: ok on rank %d\n", rank);
+  exit(0); /* the world that main() would leave is gone */
+}
+
 void test_aborts(lockstep_group* world) {
   lockstep_group* part = NULL;
   OK(lockstep_split(world, 0, 0, &part));

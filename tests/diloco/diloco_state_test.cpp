@@ -2,6 +2,7 @@
 
 #include <lockstep/checkpointer.h>
 
+#include "diloco/state_bytes.h"
 #include "diloco/training.h"
 #include "support/temporary_folder.h"
 
@@ -180,6 +181,64 @@ TEST(DiLoCoState, ACheckpointWhoseOuterCopyIsLeftOutIsTold) {
     second.training.train_until(9);
     second.training.diloco.finish();
   });
+}
+
+/// It trains again when its turn comes, after a resume, and has moved less than on the machines that did not freeze it.
+TEST(DiLoCoState, AParameterThatWasFrozenBeforeASaveIsNamedAfterTheResume) {
+  const DiLoCoOptions options{.sync_every = 4};
+  for (const Engine& engine : {Engine{2, "shm", "aa"}, Engine{2, "hierarchical", "ab"},
+                               Engine{3, "hierarchical", "aab"}, Engine{3, "gloo", "abc"}}) {
+    SCOPED_TRACE(name_of(engine));
+    const TemporaryFolder folder;
+    run_ranks(engine, [&](Context& context) {
+      const bool last = engine.machines[static_cast<size_t>(context.rank())] == engine.machines.back();
+      const std::string path = folder.path() / "run";
+      {
+        Saved first(context, options, path);
+        first.training.train_until(1);
+        if (last) first.training.net->first->bias.set_requires_grad(false);
+        first.training.train_until(2);
+        first.training.net->first->bias.set_requires_grad(true);
+        first.checkpointer.save(2);
+        StateDict state = first.training.diloco.state_dict();
+        EXPECT_EQ(state["frozen"].item<int64_t>(), last ? 1 : -1);
+        // An earlier version saved none.
+        state.erase("frozen");
+        Training older(context, options);
+        older.diloco.load_state_dict(state);
+        older.set_step(2);
+        EXPECT_NO_THROW(older.train_until(4));
+        // Who goes on from the outer copy has not trained since.
+        std::vector<StateDict> ranks;
+        for (const std::string& bytes :
+             context.group().all_gather_bytes(diloco::bytes_of_state(first.training.diloco.state_dict())))
+          ranks.push_back(diloco::state_of_bytes(bytes));
+        Training from_ranks(context, options);
+        from_ranks.diloco.load_from_ranks(ranks);
+        from_ranks.set_step(2);
+        EXPECT_NO_THROW(from_ranks.train_until(4));
+      }
+      Saved second(context, options, path);
+      ASSERT_TRUE(second.checkpointer.resume());
+      second.training.set_step(2);
+      second.training.train_until(3);
+      std::string text;
+      try {
+        second.training.train_until(4);
+      } catch (const Error& error) {
+        text = error.what();
+      }
+      const std::string machine = "DiLoCo: parameter first.bias of machine ";
+      EXPECT_EQ(text.find(machine), 0u) << text;
+      EXPECT_NE(text.find(" was frozen after the DiLoCo was made"), std::string::npos) << text;
+      StateDict odd = second.training.diloco.state_dict();
+      for (const at::Tensor& wrong :
+           {at::tensor({4}, at::kLong), at::tensor({-2}, at::kLong), at::zeros({2}, at::kLong)}) {
+        odd["frozen"] = wrong;
+        EXPECT_THROW(second.training.diloco.load_state_dict(odd), Error);
+      }
+    });
+  }
 }
 
 TEST(DiLoCoState, NesterovCountsOnlyWithMomentum) {

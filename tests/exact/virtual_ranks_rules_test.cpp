@@ -241,6 +241,33 @@ TEST(VirtualRanksSteps, JoinThoseThatHaveMoreInputs) {
   });
 }
 
+TEST(VirtualRanksSteps, JoinThoseWhoseInputsEndWithinAnAccumulation) {
+  expect_same_hash({1, 2, 3, 6}, [](Context& context, Model& model, torch::optim::Optimizer& optimizer) {
+    const auto [first, last] = context.virtual_block();
+    const auto finish = [&] {
+      if (!model.step_complete()) return;
+      optimizer.step();
+      optimizer.zero_grad();
+    };
+    model.join(
+        [&] {
+          const auto accumulation = model.accumulate(3);
+          for (int begin = 0; begin < 6; begin += 3)
+            for (int v = first; v < last; ++v)
+              for (int pass = begin; pass < std::min(begin + 3, v < 4 ? 5 : 3); ++pass) {
+                context.enter_virtual_rank(v);
+                model(input(v, pass)).square().mean().backward();
+                finish();
+              }
+          if (!model.step_complete()) {
+            model.reduce_gradients();
+            finish();
+          }
+        },
+        {.shadow = finish});
+  });
+}
+
 TEST(VirtualRanksSteps, ReduceWhatIsLeftOfAnAccumulation) {
   expect_same_hash({1, 2, 6}, [](Context& context, Model& model, torch::optim::Optimizer& optimizer) {
     const auto accumulation = model.accumulate(3);

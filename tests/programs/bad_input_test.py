@@ -164,6 +164,25 @@ class BadInput(ProgramTest):
         for count in ("0", "-1", "x", "2x", "1.5", "", "99999999999"):
             self.refused([LOCKSTEP, "run", "-n", count, "--", *self.train()], 2, ["a whole number from 1 to", f"'{count}'", "Usage: "])
 
+    def test_options_and_arguments_that_are_empty(self):
+        # An empty value, as of a variable that is not set, counted as an option that was not given.
+        for option in ("--key-file", "--interface", "--run-dir", "--log-dir", "--debugger", "--launch-command", "--env", "--bind", "--tee",
+                       "--hosts", "--rendezvous", "--elastic", "--virtual-ranks"):
+            self.refused([LOCKSTEP, "run", option, "", "--dry-run", "--", "true"], 2, [option.replace("run-dir", "log-dir")])
+            self.refused([LOCKSTEP, "run", f"{option}=", "--dry-run", "--", "true"], 2, [f"{option} is empty; give it a value, "])
+        join = [LOCKSTEP, "join", "--coordinator", "127.0.0.1:1"]
+        for words, said in ((["--name", ""], "--name is empty; give it a value, NAME, or leave it out"),
+                            (["--name=", "--key-file=key"], "--name is empty; give it a value, NAME, or leave it out"),
+                            (["--key-file", ""], "--key-file is empty; give it a value, FILE, or leave it out")):
+            self.refused([*join, *words], 2, [said])
+        for words, said in ((["join", "--coordinator", ""], "--coordinator is empty; give it a value, HOST:PORT\n"),
+                            (["tour", "-o", ""], "--run-dir is empty"), (["report", "x", "-o", ""], "--output is empty"),
+                            (["man", ""], "COMMAND is empty; give it a value, or leave it out"), (["status", ""], "RUN is empty"),
+                            (["report", ""], "RUN is empty; give it a value\n"), (["inspect", ""], "FILE is empty"),
+                            (["convert", "", "x.pt"], "FROM is empty"), (["convert", "x.pt", ""], "TO is empty"), (["resize", "", "2"], "RUN is empty"),
+                            (["doctor", "--compare="], "--compare is empty"), (["explain", ""], "WHAT is empty")):
+            self.refused([LOCKSTEP, *words], 2, [said])
+
     def test_commands(self):
         for words, code, part in ((["rnu"], 2, "unknown command 'rnu'"), (["report", "--foo"], 2, "has no option --foo"),
                                   (["inspect"], 2, "FILE is required"), (["inspect", "missing.pt"], 49, "cannot read missing.pt"),

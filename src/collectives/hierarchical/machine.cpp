@@ -65,7 +65,8 @@ c10::intrusive_ptr<shm_engine::ShmBackend> form_machine(const c10::intrusive_ptr
   world.call_ranks(layout.ranks[static_cast<size_t>(layout.here())]);
   auto engine = c10::make_intrusive<shm_engine::ShmBackend>(
       std::make_shared<shm_engine::BackendState>(std::move(world)), timeout, "hierarchical");
-  engine->core().expect_several_callers();  // the runner's thread, too
+  // The runner's thread, too.
+  engine->core().with_waiter([](shm::Waiter& waiter) { waiter.expect_several_callers(); });
   return engine;
 }
 

@@ -160,7 +160,7 @@ const Program kPrograms[] = {
      2,
      [](Communicator& group) {
        if (group.rank() == 1) return receive(group, 0, 1), send(group, 0, 2);
-       group.expect_several_callers();
+       group.with_waiter([](Waiter& waiter) { waiter.expect_several_callers(); });
        std::thread other([&] {
          std::this_thread::sleep_for(milliseconds(3500));
          send(group, 1, 1);

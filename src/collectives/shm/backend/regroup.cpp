@@ -44,7 +44,7 @@ void ShmBackend::join(BackendStatePtr group) {
   }
   memory_.forget();
   if (!writes_page_) return;
-  shared_->core().expect_several_callers();
+  shared_->core().with_waiter([](shm::Waiter& waiter) { waiter.expect_several_callers(); });
   own_page().communicates();
   show_group();
 }

@@ -81,7 +81,7 @@ ShmBackend::ShmBackend(BackendStatePtr shared, std::chrono::milliseconds timeout
       writes_page_(writes_page),
       timeout_(timeout) {
   // Python's programs, whose operations this object shows, may call a group from any thread.
-  if (writes_page_) state().core().expect_several_callers();
+  if (writes_page_) state().core().with_waiter([](shm::Waiter& waiter) { waiter.expect_several_callers(); });
 }
 
 ShmBackend::ShmBackend(int rank, int size, std::chrono::milliseconds timeout, std::string name, bool writes_page)

@@ -24,7 +24,6 @@ ShmWork::ShmWork(BackendStatePtr shared, TensorRequest request, std::vector<shm:
       timeout_(timeout),
       sequence_(sequence),
       shown_(shown),
-      deadline_(timeout),
       works_(std::move(works)),
       finish_(std::move(request.finish)),
       result_(std::move(request.result)) {
@@ -70,9 +69,17 @@ void ShmWork::settle() {
 bool ShmWork::isCompleted() {
   if (settled_.load(std::memory_order_acquire)) return true;
   if (first_pending() != nullptr) shared_->core().progress();
+  if (first_pending() != nullptr && Clock::now() - asked_since() >= timeout_) wait_for_core(timeout_, asked_since());
   if (first_pending() != nullptr) return false;
   settle();
   return true;
+}
+
+Clock::time_point ShmWork::asked_since() {
+  Clock::rep since = 0;
+  const Clock::time_point now = Clock::now();
+  asked_since_.compare_exchange_strong(since, now.time_since_epoch().count());
+  return since == 0 ? now : Clock::time_point(Clock::duration(since));
 }
 
 bool ShmWork::isSuccess() const { return settled_.load(std::memory_order_acquire) && exception_ == nullptr; }
@@ -91,10 +98,10 @@ std::vector<at::Tensor> ShmWork::result() {
   return result_;
 }
 
-void ShmWork::wait_for_core(std::chrono::milliseconds timeout) {
+void ShmWork::wait_for_core(std::chrono::milliseconds timeout, Clock::time_point since) {
   while (auto* pending = first_pending()) {
     try {
-      shared_->core().wait(*pending, timeout);
+      shared_->core().wait(*pending, timeout, since);
     } catch (const Error&) {
       // The core's Work carries the error as well.
       if (!pending->done()) throw;
@@ -146,9 +153,9 @@ c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
 
 bool ShmWork::complete_or_expire() {
   if (isCompleted()) return true;
-  if (!deadline_.passed()) return false;
+  if (Clock::now() - started_ < timeout_) return false;
   try {
-    wait_for_core(std::chrono::milliseconds(0));
+    wait_for_core(timeout_, started_);
   } catch (const std::exception&) {
     return false;
   }

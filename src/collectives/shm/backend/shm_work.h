@@ -46,7 +46,9 @@ class ShmWork final : public c10d::Work {
 
  private:
   shm::Work* first_pending() const;
-  void wait_for_core(std::chrono::milliseconds timeout);
+  void wait_for_core(std::chrono::milliseconds timeout, Clock::time_point since = {});
+  /// When isCompleted() was first called.
+  Clock::time_point asked_since();
   void settle();
 
   // Constant after construction.
@@ -54,10 +56,11 @@ class ShmWork final : public c10d::Work {
   const std::chrono::milliseconds timeout_;
   const uint64_t sequence_;
   const std::optional<PageNote> shown_;
-  const Deadline deadline_;
+  const Clock::time_point started_ = Clock::now();
   const std::vector<shm::WorkPtr> works_;
 
   std::atomic<bool> settled_{false};
+  std::atomic<Clock::rep> asked_since_{0};  ///< isCompleted() was first called then; 0: it has not been
 
   // Guarded by Work's mutex_.
   std::vector<std::function<void()>> finish_;  ///< on success, in order, before the work counts as complete

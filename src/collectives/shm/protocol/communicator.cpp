@@ -154,11 +154,12 @@ bool Communicator::progress() {
   return engine_.advance();
 }
 
-void Communicator::wait(Work& work, std::chrono::milliseconds timeout) {
+void Communicator::wait(Work& work, std::chrono::milliseconds timeout, Clock::time_point since) {
   if (!work.done()) {
     admission_.check_process();
+    WaitPolicy policy(world_.spin(), timeout, since);
     const CountedLock guard(mutex_);
-    waiter_.wait(mutex_, work, timeout);
+    waiter_.wait(mutex_, work, policy);
   }
   if (work.failed()) throw Error(work.error());
 }
@@ -173,6 +174,16 @@ bool Communicator::try_progress() {
   if (!mutex_.try_lock()) return false;
   const CountedLock guard(mutex_, std::adopt_lock);
   return engine_.advance();
+}
+
+bool Communicator::with_waiter(const std::function<void(Waiter&)>& body, bool at_once) {
+  if (!at_once)
+    mutex_.lock();
+  else if (!mutex_.try_lock())
+    return false;
+  const CountedLock guard(mutex_, std::adopt_lock);
+  body(waiter_);
+  return true;
 }
 
 void Communicator::share_out_by(ShareOut share_out) {

@@ -63,8 +63,9 @@ class Communicator {
   /// progress(), unless another thread is in it.
   bool try_progress();
   /// Returns when `work` is done; throws Error if it failed. When `timeout` has passed the whole group ends with an
-  /// error that names all missing ranks.
-  void wait(Work& work, std::chrono::milliseconds timeout);
+  /// error that names all missing ranks. `since`: as if the wait had begun then, for a caller that has asked so far
+  /// whether it is done.
+  void wait(Work& work, std::chrono::milliseconds timeout, Clock::time_point since = {});
   /// For a thread that waits for several things: does what can be done and, unless `work` is done then, sleeps until
   /// something happens or `at_most` has passed. Never spins, and never ends the group because time has passed.
   void poll(const Work& work, std::chrono::microseconds at_most);
@@ -76,12 +77,9 @@ class Communicator {
   /// nothing that this runs may call the group. Without it, that thread does everything.
   void share_out_by(ShareOut share_out);
 
-  /// Ranks that wait for each other's messages are told after two seconds, while one thread of a rank calls its group.
-  /// With this, other threads may call at any time, and nobody is told.
-  void expect_several_callers() {
-    const CountedLock guard(mutex_);
-    waiter_.expect_several_callers();
-  }
+  /// Runs `body` on what waits in this group, under the group's mutex. `at_once`: unless another thread is in the
+  /// group. Returns whether it has.
+  bool with_waiter(const std::function<void(Waiter&)>& body, bool at_once = false);
 
   /// The ranks that this one was blocked on when it last tried to make progress, as bits. For reports.
   uint64_t waiting_for();

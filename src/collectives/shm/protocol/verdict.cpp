@@ -96,6 +96,7 @@ void Verdict::note(const World& world, const std::string& said) const {
     case Cause::kSplits:
     case Cause::kMessage:
     case Cause::kStuck:
+    case Cause::kStuckInGroups:
       if (culprit == world.rank()) return fail(RankFailure::kMismatch, reporter);
       return fail(RankFailure::kMismatch, culprit, reporter == world.rank() ? -1 : reporter);
     case Cause::kTimeout: {
@@ -179,6 +180,9 @@ std::string Verdict::text(const World& world) const {
       return who + " aborted the group: " + world.control(reporter).abort_text;
     case Cause::kStuck:
       return std::string("ranks wait for each other's messages: ") + world.control(reporter).abort_text + kStuckHint;
+    case Cause::kStuckInGroups:
+      return std::string("the ranks wait for each other, so none can go on: ") + world.control(reporter).abort_text +
+             ". Every rank must use its groups in the same order, or start operations before it waits for any.";
   }
   return "unknown error";
 }

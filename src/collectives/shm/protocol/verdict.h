@@ -12,14 +12,15 @@ namespace lockstep::shm {
 struct Verdict {
   enum class Cause : uint8_t {
     kNone,
-    kDied,      ///< the culprit's process ended without leaving the group
-    kLeft,      ///< the culprit left properly while the reporter still waited for it
-    kMismatch,  ///< reporter and culprit called different operations with the same number
-    kSplits,    ///< their counts of an all_to_all do not match
-    kMessage,   ///< the culprit sent a message of another type or size than the reporter receives
-    kTimeout,   ///< the reporter's wait timed out
-    kAborted,   ///< the reporter's caller aborted the group
-    kStuck,     ///< ranks, the reporter among them, wait for each other's messages
+    kDied,           ///< the culprit's process ended without leaving the group
+    kLeft,           ///< the culprit left properly while the reporter still waited for it
+    kMismatch,       ///< reporter and culprit called different operations with the same number
+    kSplits,         ///< their counts of an all_to_all do not match
+    kMessage,        ///< the culprit sent a message of another type or size than the reporter receives
+    kTimeout,        ///< the reporter's wait timed out
+    kAborted,        ///< the reporter's caller aborted the group
+    kStuck,          ///< ranks, the reporter among them, wait for each other's messages
+    kStuckInGroups,  ///< they wait for each other in different groups
   };
   Cause cause = Cause::kNone;
   int reporter = 0;

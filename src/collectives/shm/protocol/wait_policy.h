@@ -25,12 +25,13 @@ class WaitPolicy {
   static constexpr std::chrono::microseconds kYieldBudget{200};
   static constexpr std::chrono::microseconds kLongestSleep{10'000};  ///< also how late a death may be noticed
 
-  /// `spin`: the ranks fit on their processors.
-  WaitPolicy(bool spin, std::chrono::milliseconds timeout)
+  /// `spin`: the ranks fit on their processors. `since`: when the wait began; else it begins with the first next().
+  WaitPolicy(bool spin, std::chrono::milliseconds timeout, Clock::time_point since = {})
       : spins_(spin ? kSpins : kSpinsInCrowd),
         spins_left_(spins_),
         crowded_(!spin),
-        timeout_(std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365))) {}
+        timeout_(std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365))),
+        start_(since) {}
 
   /// `processor_needed`: a rank that this one waits for cannot run while this one spins.
   Step next(bool processor_needed) {
@@ -74,7 +75,7 @@ class WaitPolicy {
   const std::chrono::milliseconds timeout_;
   bool sleeping_ = false;
   unsigned offers_ = 0;  ///< to yield, so far
-  Clock::time_point start_{};
+  Clock::time_point start_;
   Clock::time_point last_check_{};
 };
 

@@ -33,12 +33,23 @@ void tell_where(Verdict& verdict, const Work* waited, uint64_t at_hand) {
   verdict.message_tag = static_cast<uint64_t>(message->tag());
 }
 
+/// Ends the wait for a GroupsSearch, once it takes part.
+struct SearchedWait {
+  const Communicator& group;
+  const Work& work;
+  GroupsSearch* search = nullptr;
+  ~SearchedWait() {
+    if (search != nullptr) search->end(group, work);
+  }
+};
+
 }  // namespace
 
 void Waiter::wait(CountedMutex& mutex, const Work& work, WaitPolicy& policy) {
   // Rounds of collectives, and parts of messages.
   const auto moved_so_far = [&] { return engine_.pipeline().mover().rounds_moved() + engine_.channels().advances(); };
   uint64_t moved = moved_so_far();
+  SearchedWait searched{communicator_, work};
   for (unsigned polls = 0;; ++polls) {
     engine_.advance();
     if (work.done()) {
@@ -59,6 +70,7 @@ void Waiter::wait(CountedMutex& mutex, const Work& work, WaitPolicy& policy) {
         time_out(work, policy);
       if (policy.should_check_peers() && !work.done()) {
         stop_if_interrupted(mutex);
+        searched.search = groups_search_.get();
         find_departed_peers(&work);
       }
       continue;
@@ -111,6 +123,7 @@ void Waiter::sleep(CountedMutex& mutex, const Work& work, std::chrono::microseco
 
 void Waiter::find_departed_peers(const Work* waited) {
   engine_.advance();
+  if (waited != nullptr && groups_search_ && !waited->done()) find_stuck_groups(*waited);
   const auto first_gone = [&](uint64_t ranks) {
     for (; ranks != 0; ranks &= ranks - 1)
       if (const int r = std::countr_zero(ranks);
@@ -160,17 +173,19 @@ void Waiter::stop_if_interrupted(CountedMutex& mutex) {
   std::rethrow_exception(interruption);
 }
 
-void Waiter::find_stuck_ranks(const Work& waited) {
-  stuck_search_.note_caller();
-  if (stuck_search_.has_several_callers() || Verdict::exists(world_)) return;
+Waiting Waiter::calls() {
   const Channels& channels = engine_.channels();
-  Waiting waiting{
+  return {
       .started = engine_.pipeline().started(), .sends_to = channels.sends_to(), .receives_of = channels.receives_of()};
+}
+
+Waiting Waiter::describe(const Work& waited) {
+  Waiting waiting = calls();
   if (const auto* message = dynamic_cast<const Message*>(&waited)) {
     waiting.kind = message->is_send() ? Waiting::Kind::kSend : Waiting::Kind::kReceive;
     waiting.peer = message->peer();
     waiting.tag = message->tag();
-    if (const auto tag = message->is_send() ? std::nullopt : channels.unwanted_tag(message->peer())) {
+    if (const auto tag = message->is_send() ? std::nullopt : engine_.channels().unwanted_tag(message->peer())) {
       waiting.has_other = true;
       waiting.other_tag = *tag;
     }
@@ -178,14 +193,30 @@ void Waiter::find_stuck_ranks(const Work& waited) {
     waiting.kind = Waiting::Kind::kCollective;
     waiting.operation = static_cast<const Operation&>(waited).sequence;
   }
-  stuck_search_.publish(waiting);
+  return waiting;
+}
+
+void Waiter::find_stuck_ranks(const Work& waited) {
+  stuck_search_.note_caller();
+  if (stuck_search_.has_several_callers() || Verdict::exists(world_)) return;
+  stuck_search_.publish(describe(waited));
   if (!stuck_search_.finds_ranks()) return;
   engine_.advance();  // it may have come since
   if (waited.done() || Verdict::exists(world_)) return;
-  const std::string text = stuck_search_.text();
+  end_stuck(Verdict::Cause::kStuck, stuck_search_.culprit(), stuck_search_.text());
+}
+
+void Waiter::find_stuck_groups(const Work& waited) {
+  if (Verdict::exists(world_)) return;
+  const auto found = groups_search_->look(communicator_, waited, describe(waited));
+  if (found) end_stuck(Verdict::Cause::kStuckInGroups, found->culprit, found->text);
+}
+
+void Waiter::end_stuck(Verdict::Cause cause, int culprit, const std::string& text) {
+  if (engine_.is_over()) return;  // a verdict must not change what an earlier one refers to
   char* const place = world_.mine().abort_text;
   place[text.copy(place, sizeof world_.mine().abort_text - 1)] = '\0';
-  Verdict{Verdict::Cause::kStuck, world_.rank(), stuck_search_.culprit()}.declare(world_);
+  Verdict{cause, world_.rank(), culprit}.declare(world_);
   engine_.advance();
 }
 

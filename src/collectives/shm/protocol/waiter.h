@@ -1,11 +1,16 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
 
 #include "collectives/shm/protocol/counted_mutex.h"
+#include "collectives/shm/protocol/groups_search.h"
 #include "collectives/shm/protocol/progress_engine.h"
 #include "collectives/shm/protocol/progress_set.h"
 #include "collectives/shm/protocol/stuck_search.h"
+#include "collectives/shm/protocol/verdict.h"
 #include "collectives/shm/protocol/wait_policy.h"
 #include "collectives/shm/protocol/work.h"
 #include "collectives/shm/segment/futex.h"
@@ -25,8 +30,15 @@ class Waiter {
 
   /// The thread that calls is one that uses the group; see StuckSearch.
   void note_caller() { stuck_search_.note_caller(); }
-  /// See Communicator::expect_several_callers.
+  /// Ranks that wait for each other's messages are told after two seconds, while one thread of a rank calls its group.
+  /// With this, other threads may call at any time, and nobody is told.
   void expect_several_callers() { stuck_search_.expect_several_callers(); }
+  /// What waits in this group tells `search`, which knows the group, of itself, and learns from it.
+  void search_groups(std::shared_ptr<GroupsSearch> search) { groups_search_ = std::move(search); }
+  /// What this rank has called of the group.
+  Waiting calls();
+  /// Ends the group because the culprit and others wait for each other.
+  void end_stuck(Verdict::Cause cause, int culprit, const std::string& text);
 
   /// Returns when `work` is done. Throws nothing but an Interruption, when the group has ended.
   void wait(CountedMutex& mutex, const Work& work, std::chrono::milliseconds timeout) LOCKSTEP_REQUIRES(mutex) {
@@ -60,6 +72,8 @@ class Waiter {
   /// `waited`: what the caller's thread waits for; null: it is not for itself that it waits.
   void find_departed_peers(const Work* waited);
   void find_stuck_ranks(const Work& waited);
+  void find_stuck_groups(const Work& waited);
+  Waiting describe(const Work& waited);
   void time_out(const Work& waited, const WaitPolicy& policy);
   /// Ends the group and throws the Interruption, if there is one.
   void stop_if_interrupted(CountedMutex& mutex) LOCKSTEP_REQUIRES(mutex);
@@ -69,6 +83,7 @@ class Waiter {
   ProgressSet& set_;
   const Communicator& communicator_;  ///< only compared
   StuckSearch stuck_search_;
+  std::shared_ptr<GroupsSearch> groups_search_;  ///< null: of this group alone
 };
 
 }  // namespace lockstep::shm
