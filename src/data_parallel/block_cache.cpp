@@ -15,7 +15,7 @@ constexpr uint64_t kFewTaken = 16;
 constexpr uint64_t kUnknown = 1024;
 
 size_t rounded_up(size_t bytes) {
-  const size_t unit = std::bit_floor(std::max(bytes, BlockCache::kSmallest)) / 8;  // at least 32 pages
+  const size_t unit = std::bit_floor(std::max(bytes, BlockCache::kSmallest)) / 8;  // at least 4 pages
   return (bytes + unit - 1) / unit * unit;
 }
 
@@ -37,6 +37,7 @@ void* BlockCache::take(size_t bytes) {
   }
   taken_.emplace(block, size);
   sizes_.in_use += size;
+  most_by_step_.front() = std::max(most_by_step_.front(), sizes_.in_use);
   sizes_.most_in_use = std::max(sizes_.most_in_use, sizes_.in_use);
   return block;
 }
@@ -70,6 +71,7 @@ void BlockCache::end_step() {
 void BlockCache::release() {
   const MutexLock lock(mutex_);
   while (drop_oldest()) continue;
+  most_by_step_ = {sizes_.in_use};
   sizes_.most_in_use = sizes_.in_use;
 }
 
@@ -81,9 +83,17 @@ void BlockCache::keep(bool on) {
   if (!on) release();
 }
 
+void BlockCache::tight(bool on) {
+  const MutexLock lock(mutex_);
+  tight_ = on;
+}
+
 void BlockCache::advance() {
   taken_in_step_ = 0;
   ++step_;
+  std::copy_backward(most_by_step_.begin(), most_by_step_.end() - 1, most_by_step_.end());
+  most_by_step_.front() = sizes_.in_use;
+  sizes_.most_in_use = *std::max_element(most_by_step_.begin(), most_by_step_.end());
   for (auto size = kept_.begin(); size != kept_.end();) {
     const auto next = std::next(size);
     const auto stale = [now = step_](const Kept& kept) { return kept.step + kStepsKept < now; };
@@ -91,6 +101,7 @@ void BlockCache::advance() {
     drop(size, static_cast<size_t>(fresh - size->second.begin()));
     size = next;
   }
+  drop_beyond(sizes_.most_in_use, /*coming=*/0);
 }
 
 BlockCache::Sizes BlockCache::sizes() const {
@@ -99,13 +110,17 @@ BlockCache::Sizes BlockCache::sizes() const {
 }
 
 void* BlockCache::map_anew(size_t bytes) {
-  const size_t most = std::max(sizes_.most_in_use, sizes_.in_use + bytes);
-  while (sizes_.in_use + bytes + sizes_.kept > most + most / 2 && drop_oldest()) continue;
+  drop_beyond(std::max(sizes_.most_in_use, sizes_.in_use + bytes), bytes);
   for (;;) {
     void* block = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (block != MAP_FAILED) return block;
     if (!drop_oldest()) return nullptr;
   }
+}
+
+void BlockCache::drop_beyond(size_t most_in_use, size_t coming) {
+  const size_t most = most_in_use + most_in_use / (tight_ ? 8 : 2);
+  while (sizes_.in_use + coming + sizes_.kept > most && drop_oldest()) continue;
 }
 
 bool BlockCache::drop_oldest() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -15,13 +16,18 @@ namespace lockstep {
 ///
 /// Sizes are rounded up to eighths of a power of two. Blocks are never split or joined, so none becomes a hole that is
 /// slightly too small, as in a heap that keeps memory. Memory in use and kept memory add up to at most 1.5 times the
-/// largest amount ever in use at once. Any thread may use it.
+/// largest amount that was in use at once in the last steps, or to 1.125 times that if it is tight(). Any thread may
+/// use it.
 class BlockCache {
  public:
-  static constexpr size_t kSmallest = size_t{1} << 20;  ///< below this size a heap is as good
+  static constexpr size_t kSmallest = size_t{1} << 17;  ///< below this size a heap has few holes
+  /// Below this size a heap is as fast.
+  static constexpr size_t kSmallestForSpeed = size_t{1} << 20;
 
   struct Sizes {
-    size_t in_use = 0, most_in_use = 0, kept = 0;  ///< bytes, rounded up
+    size_t in_use = 0;       ///< bytes, rounded up
+    size_t most_in_use = 0;  ///< in this step and the three before
+    size_t kept = 0;
   };
 
   /// At least `bytes` (kSmallest or more), page-aligned, with undefined content. nullptr if neither the system nor the
@@ -39,6 +45,9 @@ class BlockCache {
   void release();
   /// False: release(), and return every block from now on. A new cache keeps.
   void keep(bool on);
+  /// True: keeps less, so that blocks of sizes that are in use at different times take each other's memory. Costs
+  /// faults.
+  void tight(bool on);
 
   Sizes sizes() const;
 
@@ -55,6 +64,8 @@ class BlockCache {
 
   void* map_anew(size_t bytes) LOCKSTEP_REQUIRES(mutex_);
   void advance() LOCKSTEP_REQUIRES(mutex_);
+  /// Keeps no more than it may if this much is the most that was in use.
+  void drop_beyond(size_t most_in_use, size_t coming) LOCKSTEP_REQUIRES(mutex_);
   bool drop_oldest() LOCKSTEP_REQUIRES(mutex_);
   void drop(KeptBySize::iterator size, size_t count) LOCKSTEP_REQUIRES(mutex_);
 
@@ -65,7 +76,10 @@ class BlockCache {
   uint64_t step_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
   uint64_t taken_in_step_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
   uint64_t usual_blocks_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  ///< taken in a step; 0: no step has ended yet
+  /// most_in_use of this step, the one before, ...
+  std::array<size_t, 4> most_by_step_ LOCKSTEP_GUARDED_BY(mutex_){};
   bool keeps_ LOCKSTEP_GUARDED_BY(mutex_) = true;
+  bool tight_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lockstep

@@ -23,10 +23,12 @@ namespace {
 /// Of the whole process. Never destroyed, because tensors may be freed after main().
 struct Kept {
   BlockCache cache;
-  std::atomic<bool> on{false};  ///< tensors get blocks of the cache
+  /// Tensors of this many bytes and more get blocks of the cache.
+  std::atomic<size_t> from{SIZE_MAX};
 
   struct Owner {
     const TensorMemory* memory;
+    bool tight;
     uint64_t last = 0;     ///< the owner's last step, as counted in `steps`
     bool stepped = false;  ///< has stepped since all owners last had
   };
@@ -34,6 +36,12 @@ struct Kept {
   std::vector<Owner> owners LOCKSTEP_GUARDED_BY(mutex);
   uint64_t steps LOCKSTEP_GUARDED_BY(mutex) = 0;  ///< of all owners together
   bool heap LOCKSTEP_GUARDED_BY(mutex) = false;   ///< malloc keeps freed memory
+
+  void follow_owners() LOCKSTEP_REQUIRES(mutex) {
+    const bool tight = std::any_of(owners.begin(), owners.end(), [](const Owner& owner) { return owner.tight; });
+    cache.tight(tight);
+    from = tight ? BlockCache::kSmallest : BlockCache::kSmallestForSpeed;
+  }
 };
 
 Kept& kept() {
@@ -55,7 +63,7 @@ void unlock_all() LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS {
 class KeepingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    const bool large = bytes >= BlockCache::kSmallest && kept().on.load(std::memory_order_relaxed);
+    const bool large = bytes >= kept().from.load(std::memory_order_relaxed);
     void* block = large ? kept().cache.take(bytes) : nullptr;
     // If there is no memory, LibTorch's allocator reports it.
     if (block == nullptr) return c10::GetDefaultCPUAllocator()->allocate(bytes);
@@ -95,16 +103,19 @@ constexpr uint64_t kIdleAfter = 64;
 
 }  // namespace
 
-TensorMemory::TensorMemory(bool keep) : keeps_(keep) {
+TensorMemory::TensorMemory(bool keep, bool tight) : keeps_(keep), tight_(tight) {
   if (!keeps_) return;
   Kept& all = kept();
   const MutexLock lock(all.mutex);
-  all.owners.push_back({.memory = this, .last = all.steps});
-  if (all.owners.size() > 1) return;
+  all.owners.push_back({.memory = this, .tight = tight_, .last = all.steps});
+  if (all.owners.size() > 1) {
+    if (all.from != SIZE_MAX) all.follow_owners();
+    return;
+  }
   all.heap = keep_freed_memory();
   if (!all.heap || !install()) return;
   all.cache.keep(true);
-  all.on = true;
+  all.follow_owners();
   // Large tensors have left holes in the heap that nothing allocated later would fill.
   ::malloc_trim(0);
 }
@@ -114,8 +125,11 @@ TensorMemory::~TensorMemory() {
   Kept& all = kept();
   const MutexLock lock(all.mutex);
   std::erase_if(all.owners, [this](const Kept::Owner& owner) { return owner.memory == this; });
-  if (!all.owners.empty()) return;
-  all.on = false;
+  if (!all.owners.empty()) {
+    if (all.from != SIZE_MAX) all.follow_owners();
+    return;
+  }
+  all.from = SIZE_MAX;
   all.cache.keep(false);
   if (all.heap) release_freed_memory();
   all.heap = false;
@@ -128,7 +142,7 @@ void TensorMemory::end_step() {
   ++all.steps;
   bool complete = true;
   for (Kept::Owner& owner : all.owners) {
-    if (owner.memory == this) owner = {.memory = this, .last = all.steps, .stepped = true};
+    if (owner.memory == this) owner = {.memory = this, .tight = tight_, .last = all.steps, .stepped = true};
     complete = complete && (owner.stepped || owner.last + kIdleAfter <= all.steps);
   }
   if (!complete) return;
@@ -139,7 +153,7 @@ void TensorMemory::end_step() {
 void TensorMemory::release() {
   Kept& all = kept();
   const MutexLock lock(all.mutex);
-  if (all.on) all.cache.release();
+  if (all.from != SIZE_MAX) all.cache.release();
   if (all.heap) ::malloc_trim(0);
 }
 

@@ -3,13 +3,15 @@
 namespace lockstep {
 
 /// While one exists, freed memory of CPU tensors of 1 MiB and more is kept for later tensors (BlockCache), and malloc
-/// keeps the rest (keep_freed_memory). Destroying the last one returns all kept memory to the kernel. This affects the
+/// keeps the rest (keep_freed_memory). While one of them is tight, that is memory of tensors of 128 KiB and more, and
+/// little more is kept than was in use at once: activations of different sizes leave holes in a heap, and in backward
+/// their memory serves gradients. Destroying the last one returns all kept memory to the kernel. This affects the
 /// whole process. It has no effect if the user has set malloc's environment variables, if malloc is not glibc's, or,
 /// for tensors, if LibTorch's CPU allocator has been replaced. Any thread may use it.
 class TensorMemory {
  public:
   /// If `keep` is false, this object does nothing.
-  explicit TensorMemory(bool keep);
+  explicit TensorMemory(bool keep, bool tight = false);
   ~TensorMemory();
   TensorMemory(const TensorMemory&) = delete;
   TensorMemory& operator=(const TensorMemory&) = delete;
@@ -23,7 +25,7 @@ class TensorMemory {
   static void release();
 
  private:
-  const bool keeps_;
+  const bool keeps_, tight_;
 };
 
 }  // namespace lockstep

@@ -33,12 +33,7 @@ std::string problem_of(const Unit::Parameter& parameter, const at::Tensor& gradi
 }  // namespace
 
 GradientParts::GradientParts(const MachineGroups& groups, std::deque<Unit>& units, UseCheck& check)
-    : groups_(groups),
-      units_(units),
-      check_(check),
-      kept_(units.size()),
-      means_(units.size()),
-      scaled_(groups.all(), units) {
+    : groups_(groups), units_(units), check_(check), means_(units.size()), scaled_(groups.all(), units) {
   int64_t bytes = 0;
   for (const Unit& unit : units_) {
     bytes = std::max(bytes, unit.elements() * static_cast<int64_t>(c10::elementSize(added_type(unit))));
@@ -105,7 +100,7 @@ std::string GradientParts::add(size_t number) {
   Unit& unit = units_[number];
   std::string trouble = collect(number);
   const at::Tensor mine = own_gradients(unit);
-  const at::Tensor mean = memory_for_means(number);
+  const at::Tensor mean = at::empty({unit.slice_elements()}, unit.dtype());
   const ReduceOp op = adds_twice() ? ReduceOp::kSum : ReduceOp::kMean;
   at::Tensor rows = mine;
   if (groups_.here() != nullptr) {
@@ -127,15 +122,6 @@ std::string GradientParts::add(size_t number) {
                std::move(word), sum, mean, begin, begin + rows.nbytes()});
   bytes_sent_ += groups_.bytes_sent(static_cast<int64_t>(sum.nbytes()));
   return trouble;
-}
-
-at::Tensor GradientParts::memory_for_means(size_t number) {
-  const Unit& unit = units_[number];
-  const bool adds_up = std::any_of(unit.parameters().begin(), unit.parameters().end(),
-                                   [](const Unit::Parameter& one) { return one.part.grad().defined(); });
-  if (adds_up) return at::empty({unit.slice_elements()}, unit.dtype());
-  if (!kept_[number].defined()) kept_[number] = at::empty({unit.slice_elements()}, unit.dtype());
-  return kept_[number];
 }
 
 void GradientParts::finish_under_way() {

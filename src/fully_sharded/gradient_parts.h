@@ -64,13 +64,11 @@ class GradientParts {
   void finish_under_way();
   [[noreturn]] void refuse_scale_on_some(bool is_scaled) const;
   [[noreturn]] void refuse_zeros_on_some() const;
-  at::Tensor memory_for_means(size_t unit);
 
   const MachineGroups& groups_;
   std::deque<Unit>& units_;
   UseCheck& check_;
   at::Tensor gradients_;            ///< bytes: this rank's gradients of one unit; gaps hold those of earlier ones
-  std::vector<at::Tensor> kept_;    ///< memory of a unit's means that parts have as .grad
   std::vector<at::Tensor> means_;   ///< of this backward, by unit: this rank's slice
   std::vector<size_t> first_flag_;  ///< of each unit, in used_
   size_t parameters_ = 0;

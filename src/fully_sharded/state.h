@@ -93,7 +93,7 @@ class FullySharded::State final : public detail::UnitCalls, public std::enable_s
   void finish_open();
   void backward_ended();
 
-  TensorMemory memory_{/*keep=*/true};
+  TensorMemory memory_{/*keep=*/true, /*tight=*/true};
   const std::shared_ptr<torch::nn::Module> module_;
   const fully_sharded::FoundUnits found_;
   const std::shared_ptr<const fully_sharded::MachineGroups> groups_;

@@ -47,6 +47,38 @@ TEST(BlockCache, KeepsLittleMoreThanWasInUseAtOnce) {
   }
 }
 
+/// A forward takes many small blocks, and the backward that frees them a few large ones.
+TEST(BlockCache, TightSizesShareMemory) {
+  BlockCache cache;
+  cache.tight(true);
+  for (int step = 0; step < 10; ++step) {
+    std::vector<void*> small, large;
+    for (int i = 0; i < 64; ++i) small.push_back(cache.take(kMiB / 2));
+    while (!small.empty()) {
+      for (int i = 0; i < 8; ++i) cache.give_back(small.back()), small.pop_back();
+      large.push_back(cache.take(4 * kMiB));
+    }
+    const BlockCache::Sizes sizes = cache.sizes();
+    EXPECT_EQ(sizes.most_in_use, 32 * kMiB);
+    EXPECT_LE(sizes.in_use + sizes.kept, 36 * kMiB);
+    for (void* block : large) cache.give_back(block);
+    cache.end_step();
+  }
+}
+
+TEST(BlockCache, WhatWasInUseOnceCountsForThreeSteps) {
+  BlockCache cache;
+  cache.tight(true);
+  cache.give_back(cache.take(64 * kMiB));
+  for (int step = 0; step < 4; ++step) {
+    EXPECT_EQ(cache.sizes().most_in_use, 64 * kMiB);
+    for (const size_t size : {4, 5}) cache.give_back(cache.take(size * kMiB));
+    cache.end_step();
+  }
+  EXPECT_EQ(cache.sizes().most_in_use, 5 * kMiB);
+  EXPECT_EQ(cache.sizes().kept, 5 * kMiB);
+}
+
 TEST(BlockCache, ReleasesWhatNobodyTakesForThreeSteps) {
   BlockCache cache;
   void *always = cache.take(4 * kMiB), *once = cache.take(3 * kMiB);

@@ -59,11 +59,12 @@ class Run {
         messages_(messages),
         input_(as_bytes(task.input)),
         output_(as_bytes(task.output)),
-        piece_(task.kind == Kind::kReduceScatter ? kScatteredPieceBytes : kPieceBytes),
+        piece_(std::clamp<int64_t>(bytes_of(task.input), 1,
+                                   task.kind == Kind::kReduceScatter ? kScatteredPieceBytes : kPieceBytes)),
         direct_(task.kind != Kind::kReduceScatter && bytes_of(task.input) * (task.world_size - 1) <= kDirectBytes),
         mine_(summed_by(task.rank)),
         receives_(kAhead),
-        staging_(staging(std::min(pieces_of(mine_), kAhead) * task.world_size * piece_)) {}
+        staging_(staging(std::min(pieces_of(mine_), kAhead) * (task.world_size - 1) * piece_)) {}
 
   void carry_out() {
     for (int64_t piece = 0; piece < std::min(pieces_of(mine_), kAhead); ++piece) receive_operands(piece);
@@ -105,7 +106,8 @@ class Run {
   at::Tensor operand(int rank, int64_t piece) const {
     const Range range = mine_.piece(piece, piece_);
     if (rank == task_.rank) return range.of(input_);
-    return staging_.narrow(0, (piece % kAhead * task_.world_size + rank) * piece_, range.end - range.begin);
+    const int64_t others = task_.world_size - 1, place = rank < task_.rank ? rank : rank - 1;
+    return staging_.narrow(0, (piece % kAhead * others + place) * piece_, range.end - range.begin);
   }
 
   void receive_operands(int64_t piece) {
@@ -160,8 +162,10 @@ class Run {
     });
   }
 
-  /// This thread's memory for received data.
-  static at::Tensor staging(int64_t bytes) {
+  /// This thread's memory for received data. A reduce_scatter has its own, which is free when it ends: models that are
+  /// too large for a machine have no use for it then, nor for that of a second thread.
+  at::Tensor staging(int64_t bytes) const {
+    if (task_.kind == Kind::kReduceScatter) return at::empty({bytes}, at::kByte);
     thread_local at::Tensor memory;
     if (!memory.defined() || memory.numel() < bytes) memory = at::empty({bytes}, at::kByte);
     return memory;

@@ -112,7 +112,8 @@ void Operation::broadcast() {
     }
   });
   const bool shows = source == layout_.rank && !machine_.reaches(data, bytes);
-  std::byte* stage = shows ? machine_.stage(2 * kBroadcastBytes) : nullptr;
+  const size_t part = std::min(bytes, kBroadcastBytes);
+  std::byte* stage = shows ? machine_.stage(2 * part) : nullptr;
   size_t round = 0;
   in_rounds(bytes, kBroadcastBytes, [&](size_t begin, size_t size) {
     if (!arriving.empty()) {
@@ -120,7 +121,7 @@ void Operation::broadcast() {
       arriving.pop_front();
     }
     // Two places alternate: a rank that meets for the next part has copied the previous one.
-    std::byte* place = shows ? stage + round++ % 2 * kBroadcastBytes : data + begin;
+    std::byte* place = shows ? stage + round++ % 2 * part : data + begin;
     if (shows) copy_bytes(place, data + begin, size);
     const auto cards = meet(source == layout_.rank ? place : nullptr);
     if (source == layout_.rank) return;
@@ -134,7 +135,7 @@ void Operation::broadcast() {
 void Operation::all_gather() {
   const size_t bytes = block_bytes();
   const auto world = static_cast<size_t>(layout_.world_size());
-  const size_t most = std::max<size_t>(64 << 10, kStageBytes / world);
+  const size_t most = std::min(bytes, std::max<size_t>(64 << 10, kStageBytes / world));
   /// The rank of this machine to which `rank`, of another machine, sends its row.
   const auto entry = [&](int rank) { return layout_.on_rail(here(), layout_.local_of[static_cast<size_t>(rank)]); };
   std::vector<int> mine;  // ranks whose rows arrive at this rank

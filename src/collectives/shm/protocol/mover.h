@@ -7,6 +7,7 @@
 #include "collectives/shm/kernels/reduce.h"
 #include "collectives/shm/protocol/operation.h"
 #include "collectives/shm/protocol/rounds.h"
+#include "collectives/shm/segment/arena.h"
 #include "collectives/shm/segment/populated_ranges.h"
 #include "collectives/shm/segment/world.h"
 
@@ -22,7 +23,7 @@ class Mover {
   void share_out_by(ShareOut share_out) { share_out_ = std::move(share_out); }
 
   /// Commits the memory that such an operation may need. Throws if memory is short.
-  void commit_for(const Request& request);
+  void commit_for(const Request& request, const Arena& arena);
 
   /// Does what can be done now. True when the operation is over for this rank; else adds to `blocked_on` the ranks that
   /// it waits for.
