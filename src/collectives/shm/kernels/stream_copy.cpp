@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #include "collectives/shm/segment/layout.h"
 
@@ -31,7 +33,25 @@ void copy_past_caches(std::byte* to, const std::byte* from, size_t bytes) {
   std::memcpy(to, from, bytes);
 }
 
+/// Bytes, of one of the processor's. sysconf() has the sum of all of them, of which a core reaches one.
+size_t last_level_cache() {
+  constexpr size_t kUsual = size_t{32} << 20;
+  size_t largest = 0;
+  for (int index = 0; index < 8; ++index) {
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size");
+    size_t kib = 0;
+    char unit = 0;
+    if (file >> kib >> unit && unit == 'K') largest = std::max(largest, kib << 10);
+  }
+  return largest >= (size_t{1} << 20) ? largest : kUsual;
+}
+
 }  // namespace
+
+bool leave_caches(size_t bytes) {
+  static const size_t half = last_level_cache() / 2;
+  return bytes >= half;
+}
 
 void stream_copy(std::byte* to, const std::byte* from, size_t bytes) { copy_past_caches<false>(to, from, bytes); }
 

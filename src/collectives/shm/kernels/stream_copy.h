@@ -4,6 +4,10 @@
 
 namespace lockstep::shm {
 
+/// Whether so many bytes, all that an operation reads and writes on all ranks, have left the caches before anybody
+/// reads a result. They have more than half of the last-level cache then, which serves other data as well.
+bool leave_caches(size_t bytes);
+
 /// A memcpy that bypasses the caches if the processor can: destination lines are not fetched first, and nothing is
 /// evicted. (memcpy does so for large copies, but sees only one round's piece.)
 void stream_copy(std::byte* to, const std::byte* from, size_t bytes);

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collectives/shm/kernels/stream_copy.h"
 #include "collectives/shm/kernels/write_lines.h"
 
 namespace lockstep::shm {
 namespace {
 
 constexpr size_t kLargestPiece = size_t{8} << 10, kShortestPiece = size_t{2} << 10;
-/// The least bytes that leave the caches before they are read: these are copied in without fetching their lines.
-constexpr size_t kBeyondCaches = size_t{8} << 20;
 
 /// GCC knows the greatest size, and would put `rep movs` here, which takes as long to start as a small copy.
 void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
@@ -98,12 +97,12 @@ void ByteStreams::peek(int from, void* head, size_t bytes) const {
   }
 }
 
-void ByteStreams::copy_out(int from, std::byte* data, size_t bytes) {
+void ByteStreams::copy_out(int from, std::byte* data, size_t bytes, CopyFunction copy) {
   End& end = in_[static_cast<size_t>(from)];
   while (bytes > 0) {
     const std::span<const std::byte> place = place_to_read(from, end);
     const size_t count = std::min(bytes, place.size());
-    copy_bytes(data, place.data(), count);
+    copy(data, place.data(), count);
     const uint64_t block = end.block;
     const Cells::Cell cell = end.cell;
     if (end.move_on(count, block_))
@@ -130,7 +129,8 @@ size_t ByteStreams::write(int to, const void* data, size_t bytes) {
   End& end = out_[static_cast<size_t>(to)];
   // At least two pieces, and lines are published whole.
   const size_t longest = std::clamp(bytes / 2, std::min(kShortestPiece, piece_), piece_);
-  const CopyFunction copy = bytes < kBeyondCaches ? copy_bytes : copy_without_fetching;
+  // Of a message, both ranks touch twice its bytes.
+  const CopyFunction copy = leave_caches(2 * bytes) ? copy_without_fetching : copy_bytes;
   size_t count = 0;
   while (count < bytes) {
     const size_t wanted = std::min({bytes - count, longest - end.at % kCacheLine, block_ - end.at});
@@ -147,16 +147,19 @@ size_t ByteStreams::write(int to, const void* data, size_t bytes) {
   return count;
 }
 
-void ByteStreams::open(int from, void* head, size_t bytes) { copy_out(from, static_cast<std::byte*>(head), bytes); }
+void ByteStreams::open(int from, void* head, size_t bytes) {
+  copy_out(from, static_cast<std::byte*>(head), bytes, copy_bytes);
+}
 
 size_t ByteStreams::read(int from, void* data, size_t bytes) {
   End& end = in_[static_cast<size_t>(from)];
   Word& consumed = world_.mine().consumed[from].bytes;
+  const CopyFunction copy = leave_caches(2 * bytes) ? stream_copy : copy_bytes;
   size_t count = 0;
   while (count < bytes) {
     const size_t piece = std::min({bytes - count, available(from, 1), piece_});
     if (piece == 0) break;
-    copy_out(from, static_cast<std::byte*>(data) + count, piece);
+    copy_out(from, static_cast<std::byte*>(data) + count, piece, copy);
     count += piece;
     if (count < bytes) consumed.store(end.moved, std::memory_order_release);  // as below
   }

@@ -76,7 +76,7 @@ class ByteStreams {
   std::span<std::byte> place_to_write(int to);
   std::span<const std::byte> place_to_read(int from, End& end) const;
   void copy_in(int to, const std::byte* data, size_t bytes, CopyFunction copy);
-  void copy_out(int from, std::byte* data, size_t bytes);
+  void copy_out(int from, std::byte* data, size_t bytes, CopyFunction copy);
 
   const World& world_;
   const size_t block_;      ///< bytes, as a cell has

@@ -12,10 +12,6 @@ void copy(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
 
-/// An output of this size leaves the caches before anybody reads it, so it is written past them (measured with 32 MiB
-/// of last-level cache: all_gather of 64 MiB takes 3.3 to 5.0 ms instead of 6.3).
-constexpr size_t kPastCaches = size_t{24} << 20;
-
 }  // namespace
 
 size_t Transfer::send_bytes(int to) const {
@@ -80,6 +76,26 @@ void Transfer::pack_for_slices(std::byte* to) const {
   copy(to + own.end, input_block(rank_) + own.end, block_bytes_ - own.end);
 }
 
+size_t Transfer::touched_bytes() const {
+  const auto ranks = static_cast<size_t>(size_);
+  switch (request_.kind) {
+    case OperationKind::kBroadcast:
+      return ranks * block_bytes_;
+    case OperationKind::kScatter:
+    case OperationKind::kGather:
+      return 2 * ranks * block_bytes_;
+    case OperationKind::kAllGather:
+      return ranks * (1 + ranks) * block_bytes_;
+    case OperationKind::kAllToAllUneven: {
+      size_t mine = 0;
+      for (int r = 0; r < size_; ++r) mine += send_bytes(r) + receive_bytes(r);
+      return ranks * mine;
+    }
+    default:
+      return 2 * ranks * ranks * block_bytes_;
+  }
+}
+
 void Transfer::unpack(const std::byte* const* from, size_t begin, size_t end, ReduceFunction reduce,
                       const double* factors) const {
   auto* output = static_cast<std::byte*>(request_.output);
@@ -92,8 +108,7 @@ void Transfer::unpack(const std::byte* const* from, size_t begin, size_t end, Re
     return;
   }
   const bool one_block = request_.kind == OperationKind::kBroadcast || request_.kind == OperationKind::kScatter;
-  const size_t whole = block_bytes_ * (one_block ? 1 : static_cast<size_t>(size_));
-  const auto move = whole >= kPastCaches ? stream_copy : copy;
+  const auto move = leave_caches(touched_bytes()) ? stream_copy : copy;
   for (int r = 0; r < size_; ++r) {
     const size_t last = std::min(end, receive_bytes(r));
     if (takes_from(rank_, r) && begin < last)
@@ -114,7 +129,9 @@ void Transfer::keep_own() const {
     case OperationKind::kAllGather:
     case OperationKind::kAllToAll:
     case OperationKind::kAllToAllUneven:
-      copy(output_block(rank_), input_block(rank_), receive_bytes(rank_));
+      if (input_block(rank_) != output_block(rank_))
+        (leave_caches(touched_bytes()) ? stream_copy_from_memory : copy)(output_block(rank_), input_block(rank_),
+                                                                         receive_bytes(rank_));
       return;
     default:
       return;

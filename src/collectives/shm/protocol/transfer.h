@@ -92,6 +92,8 @@ class Transfer {
         return true;
     }
   }
+  /// What all ranks read and write, if it is as much as on this one. Of operations that only move data.
+  size_t touched_bytes() const;
   const std::byte* input_block(int rank) const;
   std::byte* output_block(int rank) const;
 
