@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/shm/kernels/stream_copy.h"
 #include "collectives/shm/kernels/write_lines.h"
 
 namespace lockstep::shm {

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "collectives/shm/kernels/stream_copy.h"
 #include "collectives/shm/protocol/cells.h"
 #include "collectives/shm/segment/world.h"
 
@@ -66,7 +67,6 @@ class ByteStreams {
     uint64_t announced = 0;                               ///< blocks of which the receiver knows where they are
     uint64_t seen = 0, seen_blocks = 0;                   ///< bytes and blocks for which cells may have come back
   };
-  using CopyFunction = void (*)(std::byte* to, const std::byte* from, size_t bytes);
   size_t room(int to, size_t wanted);
   size_t available(int from, size_t wanted);
   /// Collects the cells that the receiver has given back.

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "collectives/shm/kernels/stream_copy.h"
 #include "collectives/shm/kernels/take_over.h"
 #include "rank_page/rank_board.h"
 
@@ -222,8 +223,12 @@ void Rounds::drain_sums(uint64_t round, Range whole) {
   auto* output = static_cast<std::byte*>(operation_.request.output);
   const std::byte* sums = chunk(world_.rank(), round);
   const Range own = slice(world_.rank(), whole);
-  std::memcpy(output + whole.begin, sums, own.begin - whole.begin);
-  std::memcpy(output + own.end, sums + (own.end - whole.begin), whole.end - own.end);
+  // What is reduced in place is in the caches now, or nowhere.
+  const bool in_place = operation_.request.input == operation_.request.output;
+  const CopyFunction move =
+      result_copy(in_place ? 0 : 2 * static_cast<size_t>(world_.size()) * operation_.transfer.block_bytes());
+  move(output + whole.begin, sums, own.begin - whole.begin);
+  move(output + own.end, sums + (own.end - whole.begin), whole.end - own.end);
   drained_ = round + 1;  // nobody waits for this
 }
 

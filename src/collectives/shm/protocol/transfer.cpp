@@ -108,7 +108,7 @@ void Transfer::unpack(const std::byte* const* from, size_t begin, size_t end, Re
     return;
   }
   const bool one_block = request_.kind == OperationKind::kBroadcast || request_.kind == OperationKind::kScatter;
-  const auto move = leave_caches(touched_bytes()) ? stream_copy : copy;
+  const CopyFunction move = result_copy(touched_bytes());
   for (int r = 0; r < size_; ++r) {
     const size_t last = std::min(end, receive_bytes(r));
     if (takes_from(rank_, r) && begin < last)
