@@ -183,7 +183,10 @@ std::vector<size_t> checked_counts(const char* function, const char* role, const
 void message(const char* function, const State& state, const void* data, int64_t count, lockstep_dtype dtype, int peer,
              bool any) {
   check_memory(function, "memory", data, checked(function, count, dtype) > 0);
-  if (any && peer == LOCKSTEP_ANY_RANK) return;
+  if (any && peer == LOCKSTEP_ANY_RANK) {
+    if (state->group.size() == 1) refuse(function, "the group has no other rank from which a message could come");
+    return;
+  }
   check_rank(function, state, "other rank", peer);
   if (peer == state->group.rank()) refuse(function, "a rank cannot exchange messages with itself");
 }

@@ -13,7 +13,7 @@ namespace {
 std::string for_c(std::string text) {
   const size_t begin = text.find("ContextOptions::collective_timeout ("), end = text.find(')', begin);
   if (begin != std::string::npos && end != std::string::npos)
-    text.replace(begin, end + 1 - begin, "timeout_s of lockstep_options");
+    text.replace(begin, end + 1 - begin, "timeout_s of lockstep_options, or the seconds of lockstep_wait()");
   return text;
 }
 

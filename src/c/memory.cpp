@@ -105,6 +105,25 @@ void* allocate_together(const char* function, const State& state, size_t bytes) 
   return memory;
 }
 
+/// Returns when all ranks free this memory, or refuses it on all of them.
+void free_together(const char* function, const State& state, const void* memory) {
+  shm::Communicator& group = state->group;
+  const uint64_t mine = static_cast<uint64_t>(static_cast<const std::byte*>(memory) - group.memory_of(0, 0));
+  std::vector<uint64_t> all(static_cast<size_t>(group.size()));
+  group.run({.kind = shm::OperationKind::kAllGather,
+             .type = shm::DataType::kUInt8,
+             .called_as = shm::CalledAs::kFreeTogether,
+             .count = sizeof mine,
+             .input = &mine,
+             .output = all.data()},
+            state->timeout);
+  for (size_t rank = 1; rank < all.size(); ++rank)
+    if (all[rank] != all[0])
+      throw StatusError(LOCKSTEP_MISMATCH, std::string(function) + ": rank " + std::to_string(rank) +
+                                               " frees other memory than rank 0; every rank must free the same memory "
+                                               "of lockstep_allocate_together(). Nothing was freed");
+}
+
 }  // namespace
 }  // namespace lockstep::c
 
@@ -137,16 +156,14 @@ lockstep_status lockstep_free(lockstep_group* group, void* memory) {
   if (block && block->kind == HandedOut::Kind::kTogether)
     return guarded(function, group, [&](const State& state) {
       require_unused(function, {memory, block->bytes});
-      state->group.run({.kind = lockstep::shm::OperationKind::kBarrier}, state->timeout);  // no rank uses it any more
+      free_together(function, state, memory);  // no rank uses it any more
       state->handed_out.remove(memory);
       if (state->group.rank() == 0) state->group.free(memory);
     });
-  return guarded(nullptr, LOCKSTEP_INVALID_ARGUMENT, [&] {
-    if (group == nullptr) refuse(function, "the group is null");
-    if (group->state == nullptr) refuse(function, "this rank has left the group");
+  return guarded(function, group, [&](const State& state) {
     if (memory == nullptr) return;
     if (block) require_unused(function, {memory, block->bytes});
-    group->state->handed_out.remove(memory);  // first: from then on another thread may get the memory
-    group->state->group.free(memory);
+    state->handed_out.remove(memory);  // first: from then on another thread may get the memory
+    state->group.free(memory);
   });
 }

@@ -52,8 +52,8 @@ class JoiningStatistics {
 };
 
 /// Called when this rank's inputs have ended. What waits in .grad then is not part of the others' reductions.
-void warn_of_dropped(const ReplicaState& state) {
-  const int passes = state.reducer->kept_back();
+void drop_and_warn(const ReplicaState& state) {
+  const int passes = state.reducer->drop_kept_back();
   if (passes == 0) return;
   TORCH_WARN("rank ", state.group.rank(), " of ", state.group.world_size(), ": the inputs of join() ended after ",
              counted(passes, "backward pass", "backward passes"), " of accumulate(", state.passes->last_accumulation,
@@ -77,7 +77,7 @@ void Replica::join(const std::function<void()>& body, const JoinOptions& options
   const JoiningStatistics joining_statistics(state.join.statistics, state.group);
   state.join.last_active.assign(static_cast<size_t>(count), true);
   body();
-  warn_of_dropped(state);
+  drop_and_warn(state);
   // The others' reductions show which ranks still have inputs; join() ends with the round in which none has any. Each
   // reduction is preceded by the batch norms of its forward and backward.
   while (true) {

@@ -116,8 +116,7 @@ void BackwardTracker::begin_backward() {
   parts_.message.note_trouble(objection_());
   if (const auto stepped = parts_.record.stepped_beside(parts_.plan.tensors))
     parts_.message.note_trouble(*stepped, kSteppedBesideScaler);
-  if (passes.since_reduction > 0)
-    if (const auto stepped = parts_.early_step.found(parts_.plan.tensors)) note_early_step(*stepped);
+  look_for_early_step();
   backward.number = current_backward();
   backward.thread = std::this_thread::get_id();
   quiet_ = !reduction_->acts_before_gradients();
@@ -159,18 +158,22 @@ std::string BackwardTracker::early_step_text(size_t parameter) const {
   return "parameter " + parts_.plan.names[parameter] +
          " was changed, as optimizer.step() does, while the gradients of " +
          counted(parts_.passes.since_reduction, "backward pass", "backward passes") +
+         (parts_.backward.accumulates ? " of accumulate()" : " within no_sync()") +
+         " waited in .grad. A step then is by this rank's own gradients, and replicas part unless the program averages "
+         "gradients or parameters itself. " +
          (parts_.backward.accumulates
-              ? " of accumulate() waited in .grad: the step was by this rank's own gradients. Step when complete() is "
-                "true; a backward that only passes through this model runs within no_sync()"
-              : " within no_sync() waited in .grad: the step was by this rank's own gradients, so the replicas have "
-                "parted. Step after a backward outside no_sync(), which reduces them, or after reduce_gradients(); "
-                "LocalSGD and DiLoCo train ranks apart and average their parameters");
+              ? "Step when complete() is true; a backward that only passes through this model runs within no_sync()"
+              : "Step after a backward outside no_sync(), which reduces them, or after reduce_gradients(); LocalSGD "
+                "and "
+                "DiLoCo average the parameters of ranks that train apart");
 }
 
-void BackwardTracker::note_early_step(size_t parameter) {
-  const std::string text = early_step_text(parameter);
+void BackwardTracker::look_for_early_step() {
+  if (parts_.passes.since_reduction == 0) return;
+  const auto stepped = parts_.early_step.found(parts_.plan.tensors);
+  if (!stepped) return;
+  const std::string text = early_step_text(*stepped);
   parts_.early_step.forget();
-  if (parts_.backward.accumulates) return parts_.message.set_lasting_trouble(text);
   // As long as no backward reduces, no other rank can be told.
   if (!parts_.message.local_step().empty() && !std::exchange(warned_of_local_steps_, true)) TORCH_WARN(text);
   parts_.message.note_local_step(text);

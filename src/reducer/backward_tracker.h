@@ -44,6 +44,8 @@ class BackwardTracker {
   void drive(Reduction& reduction) LOCKSTEP_REQUIRES(mutex) { reduction_ = &reduction; }
   Reduction& reduction() LOCKSTEP_REQUIRES(mutex) { return *reduction_; }
 
+  /// Called before gradients are reduced or added to: notes a step while they waited.
+  void look_for_early_step() LOCKSTEP_REQUIRES(mutex);
   /// Called in a backward that reaches parameters which should be followed but are not. Such a backward counts like any
   /// other.
   void note_unfollowed_backward();
@@ -68,7 +70,6 @@ class BackwardTracker {
   void end_backward();
   void watch_for_early_step() LOCKSTEP_REQUIRES(mutex);
   std::string early_step_text(size_t parameter) const LOCKSTEP_REQUIRES(mutex);
-  void note_early_step(size_t parameter) LOCKSTEP_REQUIRES(mutex);
   bool is_stepped_elsewhere() const;
   /// Whether this thread runs the backward, which has begun, and the reduction does nothing before a gradient. Asked
   /// without the mutex, which is not needed for that and costs time with a thousand small parameters.

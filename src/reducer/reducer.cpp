@@ -79,6 +79,7 @@ void Reducer::take_over_from(const Reducer& before) {
 
 void Reducer::reduce() {
   const MutexLock lock(tracker_.mutex);
+  tracker_.look_for_early_step();
   tracker_.reduction().reduce();
   parts_.record.mark(parts_.plan.tensors);
 }
@@ -93,10 +94,15 @@ void Reducer::skip() {
   parts_.record.mark(parts_.plan.tensors);
 }
 
-int Reducer::kept_back() const {
+int Reducer::drop_kept_back() {
   const MutexLock lock(tracker_.mutex);
   const int passes = virtual_ ? virtual_->accumulating() : parts_.passes.counted;
-  return passes > 0 && !gradients_are_gone(parts_.plan.tensors) ? passes : 0;
+  const int dropped = passes > 0 && !gradients_are_gone(parts_.plan.tensors) ? passes : 0;
+  if (!virtual_ && parts_.passes.since_reduction > 0) {
+    drop_gradients(parts_.plan.tensors);
+    parts_.early_step.forget();
+  }
+  return dropped;
 }
 
 std::vector<Facts> Reducer::shadow() {

@@ -57,8 +57,9 @@ class Reducer {
   /// Takes part in a reduction in place of this rank's backward, or of the rest of one that an exception ended. If an
   /// optimizer takes the sum, the next settle() does so; until then this only leaves no .grad.
   void skip();
-  /// The number of backward passes whose gradients accumulate() keeps in .grad, and shadow() would drop.
-  int kept_back() const;
+  /// Leaves no .grad of passes that have not been reduced, which shadow() does not count. Returns the number of those
+  /// of accumulate(); 0 if their gradients had gone. With virtual ranks shadow() drops them.
+  int drop_kept_back();
   /// Takes part in a reduction of the others without gradients. Returns the facts of all ranks.
   std::vector<Facts> shadow();
   /// Takes part in the others' next reduction only to report an error: throws it on all ranks.

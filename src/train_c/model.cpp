@@ -40,6 +40,7 @@ std::vector<at::Tensor> trained(const torch::jit::Module& module) {
 /// The ranks of this rank's machine. Every rank of the world calls it.
 Party ranks_of_machine(const World& world) {
   Party party{world.context.group().on_this_machine()};
+  if (party.group.world_size() == world.context.world_size()) return world.all;  // calls that differ are told then
   for (const std::string& number : party.group.all_gather_bytes(std::to_string(world.context.rank())))
     party.numbers.push_back(std::stoi(number));
   return party;

@@ -56,7 +56,8 @@ void Model::load(const std::string& path) {
     copy_state("lockstep_train_load of " + path.substr(0, 200), state_of_script(load_script(path)), parts_->module);
   });
   replica_->broadcast_parameters();
-  if (diloco_ && !finished_) begin_rounds();  // from the first machine's weights
+  // From the first machine's weights. A machine of --islands that has left the rounds has them from its own file.
+  if (diloco_ && !(finished_ && island().count > 1)) begin_rounds();
 }
 
 void Model::check_folder(const std::string& folder) const {

@@ -177,6 +177,12 @@ static void refused_together(lockstep_group* world, float* p, float* g, float* m
   REFUSED(differs, "has other values", lockstep_sharded_sgd(world, &same, 1, copy + kCount - 1, g, m, 1));
   REFUSED(differs, "wants 200 bytes, and rank 0 100", lockstep_allocate_together(world, other ? 200 : 100, &memory));
   CHECK(memory == NULL);
+  void *one = NULL, *next = NULL;
+  OK(lockstep_allocate_together(world, 64, &one));
+  OK(lockstep_allocate_together(world, 64, &next));
+  REFUSED(differs, "frees other memory than rank 0", lockstep_free(world, other ? next : one));
+  OK(lockstep_free(world, one));
+  OK(lockstep_free(world, next));
   OK(lockstep_free(world, copy));
   OK(lockstep_free(world, second));
 }

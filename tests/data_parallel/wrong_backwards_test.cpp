@@ -355,6 +355,55 @@ TEST(WrongBackwards, ReplicasThatAreEqualAfterNoSyncAreRight) {
   });
 }
 
+/// The gradients of a second pass are reduced without a backward.
+TEST(WrongBackwards, AStepBeforeReduceGradientsIsToldOnAllRanks) {
+  for (const bool accumulates : {true, false})
+    on_every_engine([&](Context& context) {
+      torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+      DistributedDataParallel model(net, context);
+      torch::optim::SGD optimizer(net->parameters(), 0.1);
+      std::optional<NoSyncGuard> guard;
+      if (accumulates)
+        guard.emplace(model.accumulate(3));
+      else
+        guard.emplace(model.no_sync());
+      model(at::full({2, 4}, context.rank() + 1.0)).square().sum().backward();
+      if (context.rank() == 1) optimizer.step();
+      EXPECT_IN("rank 1: parameter 0.weight was changed", error_of([&] { model.reduce_gradients(); }));
+    });
+}
+
+/// Weights that all ranks clip alike between the passes of one step.
+TEST(WrongBackwards, EqualReplicasWithinAccumulateAreRight) {
+  on_every_engine([](Context& context) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+    DistributedDataParallel model(net, context);
+    const auto accumulation = model.accumulate(2);
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_EQ(error_of([&] { model(at::full({2, 4}, context.rank() + 1.0)).square().sum().backward(); }), "no error");
+      const at::NoGradGuard no_grad;
+      for (at::Tensor& parameter : net->parameters()) parameter.clamp_(-0.1 / (i + 1), 0.1 / (i + 1));
+    }
+    model.check_divergence();
+  });
+}
+
+/// An optimizer that steps after join() must not find gradients of this rank alone.
+TEST(WrongBackwards, JoinLeavesNoGradientsOfItsOwn) {
+  on_every_engine([](Context& context) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+    DistributedDataParallel model(net, context);
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    model.join([&] {
+      const auto guard = model.no_sync();
+      model(at::full({2, 4}, context.rank() + 1.0)).square().sum().backward();
+    });
+    EXPECT_FALSE(net->parameters().front().grad().defined());
+    optimizer.step();
+    model.check_divergence();
+  });
+}
+
 /// No backward reduces, so no other rank can be told.
 TEST(WrongBackwards, StepsWithinNoSyncAreWarnedOfOnce) {
   on_every_engine([](Context& context) {

@@ -133,6 +133,8 @@ static void test_rounds(lockstep_train_world* world, const char* folder) {
   OK(lockstep_train_finish(next));
   printf("later %.17g\n", outputs_of(next));
   test_finished(next);
+  OK(lockstep_train_load(next, path)); /* on all machines */
+  CHECK(outputs_of(next) == outputs);
   OK(lockstep_train_free(next));
 }
 

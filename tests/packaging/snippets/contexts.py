@@ -60,6 +60,9 @@ BLOCKS = {
         Block(SGD + "const lockstep::Group& group = context.group();\nat::Tensor nothing_correct = torch::zeros(1);\n"
               "std::vector<lockstep::Batch> batches(2 + context.rank(), {torch::rand({8, 1, 28, 28}), torch::arange(8)});\n"
               "const auto train = [&](at::Tensor data, at::Tensor target) { " + STEP + "at::Tensor correct = torch::ones(1); group.all_reduce(correct); };\n"),
+        Block(SGD + DATA + "model.join([&] {\n  const auto accumulation = model.accumulate(2);\n"
+              "  for (int i = 0; i < 2 + context.rank(); ++i) { optimizer.zero_grad(); cross_entropy(model(data), target).backward(); if (model.step_complete()) optimizer.step(); }\n",
+              after="});"),
     ],
     "elasticity": [
         Block(SGD + DATA + 'const std::string run_dir = "run";\n', after='checkpointer.add("model", model);\ncheckpointer.resume();\n' + STEP + "checkpointer.step(1);\ncheckpointer.finish();"),

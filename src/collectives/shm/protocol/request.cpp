@@ -61,6 +61,8 @@ const char* name(CalledAs call) {
       return "on_this_machine";
     case CalledAs::kOnDevice:
       return "an operation on tensors on a device";
+    case CalledAs::kFreeTogether:
+      return "free";
   }
   return "unknown operation";
 }

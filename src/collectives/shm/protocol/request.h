@@ -44,6 +44,8 @@ enum class CalledAs : uint8_t {
   kSplit,
   kOnThisMachine,
   kOnDevice,  ///< the comparison of an operation on tensors on a device
+  // From here on only operations without a root.
+  kFreeTogether,
 };
 const char* name(CalledAs call);
 
@@ -120,17 +122,21 @@ struct Header {
   explicit Header(uint64_t raw) : bits(raw) {}
   explicit Header(const Request& request)
       : bits(static_cast<uint64_t>(request.kind) | static_cast<uint64_t>(request.type) << 4 |
-             (is_reduction(request.kind) ? static_cast<uint64_t>(request.op) : static_cast<uint64_t>(request.called_as))
+             (is_reduction(request.kind) ? static_cast<uint64_t>(request.op)
+                                         : static_cast<uint64_t>(request.called_as) & 15)
                  << 9 |
-             (has_root(request.kind) ? static_cast<uint64_t>(request.root) << 13 : 0) |
+             (has_root(request.kind)       ? static_cast<uint64_t>(request.root) << 13
+              : is_reduction(request.kind) ? 0
+                                           : (static_cast<uint64_t>(request.called_as) >> 4) << 13) |
              static_cast<uint64_t>(request.count) << 20) {}
   OperationKind kind() const { return static_cast<OperationKind>(bits & 15); }
   DataType type() const { return static_cast<DataType>(bits >> 4 & 31); }
   ReduceOp op() const { return static_cast<ReduceOp>(bits >> 9 & 15); }
   CalledAs called_as() const {
-    return is_reduction(kind()) ? CalledAs::kItself : static_cast<CalledAs>(bits >> 9 & 15);
+    if (is_reduction(kind())) return CalledAs::kItself;
+    return static_cast<CalledAs>((bits >> 9 & 15) | (has_root(kind()) ? 0 : (bits >> 13 & 127) << 4));
   }
-  int root() const { return static_cast<int>(bits >> 13 & 127); }
+  int root() const { return has_root(kind()) ? static_cast<int>(bits >> 13 & 127) : 0; }
   size_t count() const { return bits >> 20; }
   Call call() const { return {kind(), type(), op(), called_as(), root(), count()}; }
   std::string text() const { return call().text(); }
