@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 from bench_hosts import SOURCE, Machines
 
@@ -59,6 +60,7 @@ class Job:
             line.flush()
         answers = [line.readline().split() for line in self.lines]
         if not all(answers):
+            time.sleep(1)  # until they have said why
             self.end()
             sys.exit(f"{command} failed:\n" + "\n".join(rank.stderr.read() for rank in self.ranks))
         return answers

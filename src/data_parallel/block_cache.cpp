@@ -93,7 +93,7 @@ void BlockCache::advance() {
   ++step_;
   std::copy_backward(most_by_step_.begin(), most_by_step_.end() - 1, most_by_step_.end());
   most_by_step_.front() = sizes_.in_use;
-  sizes_.most_in_use = *std::max_element(most_by_step_.begin(), most_by_step_.end());
+  if (tight_) sizes_.most_in_use = *std::max_element(most_by_step_.begin(), most_by_step_.end());
   for (auto size = kept_.begin(); size != kept_.end();) {
     const auto next = std::next(size);
     const auto stale = [now = step_](const Kept& kept) { return kept.step + kStepsKept < now; };
@@ -101,7 +101,7 @@ void BlockCache::advance() {
     drop(size, static_cast<size_t>(fresh - size->second.begin()));
     size = next;
   }
-  drop_beyond(sizes_.most_in_use, /*coming=*/0);
+  if (tight_) drop_beyond(sizes_.most_in_use, /*coming=*/0);
 }
 
 BlockCache::Sizes BlockCache::sizes() const {

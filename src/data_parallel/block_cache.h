@@ -16,8 +16,8 @@ namespace lockstep {
 ///
 /// Sizes are rounded up to eighths of a power of two. Blocks are never split or joined, so none becomes a hole that is
 /// slightly too small, as in a heap that keeps memory. Memory in use and kept memory add up to at most 1.5 times the
-/// largest amount that was in use at once in the last steps, or to 1.125 times that if it is tight(). Any thread may
-/// use it.
+/// largest amount ever in use at once or, if it is tight(), to 1.125 times the largest amount in the last steps. Any
+/// thread may use it.
 class BlockCache {
  public:
   static constexpr size_t kSmallest = size_t{1} << 17;  ///< below this size a heap has few holes
@@ -26,7 +26,7 @@ class BlockCache {
 
   struct Sizes {
     size_t in_use = 0;       ///< bytes, rounded up
-    size_t most_in_use = 0;  ///< in this step and the three before
+    size_t most_in_use = 0;  ///< ever or, if it is tight(), in this step and the three before
     size_t kept = 0;
   };
 
