@@ -109,7 +109,7 @@ class Explain(unittest.TestCase):
 
     def test_what_nobody_can_explain_is_refused(self):
         for words, reason in ((["0"], "all ranks ended with 0"), (["1"], "never ends with 1"), (["99"], "there is no explanation of '99'"),
-                              (["7000"], "there is no explanation of"), ([""], "there is no explanation of"), (["!?"], "there is no explanation of"),
+                              (["7000"], "there is no explanation of"), ([""], "WHAT is empty; give it a value"), (["!?"], "there is no explanation of"),
                               (["no such words here"], "there is no explanation of"), (["x" * 100_000], "there is no explanation of"),
                               (["a\x1b[31mb"], "there is no explanation of"), (["--tee"], "has no option --tee")):
             with self.subTest(words=words[0][:20]):
