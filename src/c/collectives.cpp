@@ -126,7 +126,7 @@ void check_apart(const char* function, const State& state, const Call& call) {
   if (wrong) refuse(function, "input and output overlap; give each its own memory");
 }
 
-/// What this rank reads and writes.
+/// What a request does on this rank.
 Use use_of(const char* function, const State& state, const Call& call, bool reads, bool writes) {
   const size_t block = static_cast<size_t>(call.count) * element_bytes(static_cast<shm::DataType>(call.dtype));
   const size_t all = static_cast<size_t>(state->group.size()) * block;
@@ -162,7 +162,9 @@ void run(const char* function, const State& state, const Call& call, lockstep_re
        .count = static_cast<size_t>(call.count),
        .input = call.input,
        .output = writes ? call.output : nullptr},
-      use_of(function, state, call, reads, writes), request);
+      request == nullptr ? Use{.function = function, .dtype = call.dtype, .count = call.count}
+                         : use_of(function, state, call, reads, writes),
+      request);
 }
 
 lockstep_status collective(const char* function, lockstep_group* group, lockstep_request** request, const Call& call) {

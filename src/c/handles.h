@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -93,5 +94,21 @@ void end_request(const lockstep_request* request) noexcept;
 std::optional<Use> pending_use(MemoryRange memory);
 /// Requests that are not done and use memory of `left` keep it.
 void keep_memory(const std::shared_ptr<GroupState>& left);
+
+/// What each rank states, by rank: a collective that bears the name `called_as`. Every rank calls it.
+template <typename Statement>
+std::vector<Statement> all_gather(const std::shared_ptr<GroupState>& state, shm::CalledAs called_as,
+                                  const Statement& mine) {
+  static_assert(std::is_trivially_copyable_v<Statement>);
+  std::vector<Statement> all(static_cast<size_t>(state->group.size()));
+  state->group.run({.kind = shm::OperationKind::kAllGather,
+                    .type = shm::DataType::kUInt8,
+                    .called_as = called_as,
+                    .count = sizeof mine,
+                    .input = &mine,
+                    .output = all.data()},
+                   state->timeout);
+  return all;
+}
 
 }  // namespace lockstep::c

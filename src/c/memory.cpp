@@ -84,14 +84,7 @@ void* allocate_together(const char* function, const State& state, size_t bytes) 
       failure = error.what();
     }
   }
-  std::vector<Wanted> all(static_cast<size_t>(group.size()));
-  group.run({.kind = shm::OperationKind::kAllGather,
-             .type = shm::DataType::kUInt8,
-             .called_as = shm::CalledAs::kAllocateTogether,
-             .count = sizeof mine,
-             .input = &mine,
-             .output = all.data()},
-            state->timeout);
+  const std::vector<Wanted> all = all_gather(state, shm::CalledAs::kAllocateTogether, mine);
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank].bytes == all[0].bytes) continue;
     if (block != nullptr) group.free(block);
@@ -107,16 +100,8 @@ void* allocate_together(const char* function, const State& state, size_t bytes) 
 
 /// Returns when all ranks free this memory, or refuses it on all of them.
 void free_together(const char* function, const State& state, const void* memory) {
-  shm::Communicator& group = state->group;
-  const uint64_t mine = static_cast<uint64_t>(static_cast<const std::byte*>(memory) - group.memory_of(0, 0));
-  std::vector<uint64_t> all(static_cast<size_t>(group.size()));
-  group.run({.kind = shm::OperationKind::kAllGather,
-             .type = shm::DataType::kUInt8,
-             .called_as = shm::CalledAs::kFreeTogether,
-             .count = sizeof mine,
-             .input = &mine,
-             .output = all.data()},
-            state->timeout);
+  const uint64_t mine = static_cast<uint64_t>(static_cast<const std::byte*>(memory) - state->group.memory_of(0, 0));
+  const std::vector<uint64_t> all = all_gather(state, shm::CalledAs::kFreeTogether, mine);
   for (size_t rank = 1; rank < all.size(); ++rank)
     if (all[rank] != all[0])
       throw StatusError(LOCKSTEP_MISMATCH, std::string(function) + ": rank " + std::to_string(rank) +

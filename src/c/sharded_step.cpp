@@ -232,14 +232,7 @@ void run(const Step& step, const State& state) {
   const Announced mine = announced(step, *state);
   const uint64_t number =
       note_start(step.function, static_cast<lockstep_dtype>(step.type), static_cast<int64_t>(step.count));
-  std::vector<Announced> all(static_cast<size_t>(group.size()));
-  group.run({.kind = shm::OperationKind::kAllGather,
-             .type = shm::DataType::kUInt8,
-             .called_as = shm::CalledAs::kShardedStep,
-             .count = sizeof mine,
-             .input = &mine,
-             .output = all.data()},
-            state->timeout);
+  const std::vector<Announced> all = all_gather(state, shm::CalledAs::kShardedStep, mine);
   agree(step, all);
   step_slice(step, group, all);
   group.run({.kind = shm::OperationKind::kBarrier}, state->timeout);

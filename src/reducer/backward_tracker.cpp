@@ -164,8 +164,7 @@ std::string BackwardTracker::early_step_text(size_t parameter) const {
          (parts_.backward.accumulates
               ? "Step when complete() is true; a backward that only passes through this model runs within no_sync()"
               : "Step after a backward outside no_sync(), which reduces them, or after reduce_gradients(); LocalSGD "
-                "and "
-                "DiLoCo average the parameters of ranks that train apart");
+                "and DiLoCo average the parameters of ranks that train apart");
 }
 
 void BackwardTracker::look_for_early_step() {

@@ -20,7 +20,7 @@ struct Facts {
   bool joining = false;     ///< it is within join(), where ranks may become inactive
   bool trouble = false;     ///< it found an error that all ranks must throw
   bool late = false;        ///< it has gradients that arrived after their bucket was sent
-  bool local_step = false;  ///< its parameters changed while gradients of no_sync() waited in .grad
+  bool local_step = false;  ///< its parameters changed while gradients waited in .grad
   int passes = 1;           ///< backward passes since the last reduction: 0, or 1 to 255, then 1 again
   int object = 0;           ///< the number of the replica that it reduces, modulo 256
   double weight = 1;

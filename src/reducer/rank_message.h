@@ -43,7 +43,7 @@ class RankMessage {
   /// Returns the trouble, for reporting to all ranks, and clears it.
   std::string hand_over_trouble();
 
-  /// Notes that parameters have changed while gradients of no_sync() waited. It is an error if the replicas differ now,
+  /// Notes that parameters have changed while gradients waited in .grad. It is an error if the replicas differ now,
   /// which the next reduction finds out.
   void note_local_step(const std::string& what) { local_step_ = what; }
   /// What was noted since the last hand_over_local_step(); empty if nothing.

@@ -53,12 +53,11 @@ bool leave_caches(size_t bytes) {
   return bytes >= half;
 }
 
-CopyFunction result_copy(size_t touched_bytes) {
-  if (leave_caches(touched_bytes)) return stream_copy;
-  return [](std::byte* to, const std::byte* from, size_t bytes) {
-    if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
-  };
+void plain_copy(std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
+
+CopyFunction result_copy(size_t touched_bytes) { return leave_caches(touched_bytes) ? stream_copy : plain_copy; }
 
 void stream_copy(std::byte* to, const std::byte* from, size_t bytes) { copy_past_caches<false>(to, from, bytes); }
 

@@ -17,7 +17,10 @@ void stream_copy(std::byte* to, const std::byte* from, size_t bytes);
 void stream_copy_from_memory(std::byte* to, const std::byte* from, size_t bytes);
 
 using CopyFunction = void (*)(std::byte* to, const std::byte* from, size_t bytes);
-/// How results are copied to where the caller has them: by stream_copy() if they leave the caches, else by std::memcpy.
+/// A std::memcpy, unless there is nothing to copy.
+void plain_copy(std::byte* to, const std::byte* from, size_t bytes);
+/// How results are copied to where the caller has them: by stream_copy() if they leave the caches, else by
+/// plain_copy().
 CopyFunction result_copy(size_t touched_bytes);
 
 }  // namespace lockstep::shm

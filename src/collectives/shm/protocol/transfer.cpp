@@ -1,19 +1,10 @@
 #include "collectives/shm/protocol/transfer.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "collectives/shm/kernels/stream_copy.h"
 
 namespace lockstep::shm {
-namespace {
-
-void copy(std::byte* to, const std::byte* from, size_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
-}
-
-}  // namespace
-
 size_t Transfer::send_bytes(int to) const {
   if (request_.kind != OperationKind::kAllToAllUneven) return block_bytes_;
   return request_.pieces().send_counts[static_cast<size_t>(to)] * element_;
@@ -61,19 +52,20 @@ std::byte* Transfer::output_block(int rank) const {
 
 void Transfer::pack(std::byte* to, size_t stride, size_t begin, size_t end) const {
   if (!per_rank_) {
-    copy(to, input_block(rank_) + begin, end - begin);
+    plain_copy(to, input_block(rank_) + begin, end - begin);
     return;
   }
   for (int r = 0; r < size_; ++r) {
     const size_t last = std::min(end, send_bytes(r));
-    if (r != rank_ && begin < last) copy(to + static_cast<size_t>(r) * stride, input_block(r) + begin, last - begin);
+    if (r != rank_ && begin < last)
+      plain_copy(to + static_cast<size_t>(r) * stride, input_block(r) + begin, last - begin);
   }
 }
 
 void Transfer::pack_for_slices(std::byte* to) const {
   const Range own = slice(rank_);
-  copy(to, input_block(rank_), own.begin);
-  copy(to + own.end, input_block(rank_) + own.end, block_bytes_ - own.end);
+  plain_copy(to, input_block(rank_), own.begin);
+  plain_copy(to + own.end, input_block(rank_) + own.end, block_bytes_ - own.end);
 }
 
 size_t Transfer::touched_bytes() const {
@@ -121,7 +113,7 @@ void Transfer::keep_own() const {
     case OperationKind::kBroadcast:
     case OperationKind::kScatter:
       if (rank_ == request_.root && request_.output != nullptr)
-        copy(static_cast<std::byte*>(request_.output), input_block(rank_), block_bytes_);
+        plain_copy(static_cast<std::byte*>(request_.output), input_block(rank_), block_bytes_);
       return;
     case OperationKind::kGather:
       if (rank_ != request_.root) return;
@@ -130,8 +122,8 @@ void Transfer::keep_own() const {
     case OperationKind::kAllToAll:
     case OperationKind::kAllToAllUneven:
       if (input_block(rank_) != output_block(rank_))
-        (leave_caches(touched_bytes()) ? stream_copy_from_memory : copy)(output_block(rank_), input_block(rank_),
-                                                                         receive_bytes(rank_));
+        (leave_caches(touched_bytes()) ? stream_copy_from_memory : plain_copy)(output_block(rank_), input_block(rank_),
+                                                                               receive_bytes(rank_));
       return;
     default:
       return;
