@@ -93,7 +93,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
                         "unknown command '" + words[0] + "'" + lockstep::did_you_mean(words[0], commands));
     if (const std::string problem = unknown_option(*app.get_subcommand(words[0]), words); !problem.empty())
       throw LaunchError(kExitBadCommandLine, problem);
-    lockstep::refuse_empty_assignments(*app.get_subcommand(words[0]), words);
+    lockstep::refuse_empty_options(*app.get_subcommand(words[0]), words);
   }
   try {
     std::reverse(words.begin(), words.end());  // CLI11 expects reversed order
@@ -102,7 +102,7 @@ int run(std::vector<std::string> words, const lockstep::EnvironmentBlock& enviro
     if (error.get_exit_code() == 0) return app.exit(error);
     throw LaunchError(kExitBadCommandLine, error.what());
   }
-  for (const CLI::App* command : app.get_subcommands()) lockstep::refuse_empty_values(*command);
+  for (const CLI::App* command : app.get_subcommands()) lockstep::refuse_empty_arguments(*command);
   if (doctor.asked_for()) return doctor.run();
   if (status.asked_for()) return status.run();
   if (resize.asked_for()) return resize.run();

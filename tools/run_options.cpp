@@ -339,7 +339,7 @@ RunRequest parse_run_command(std::vector<std::string> words, int usable_cores, i
   Description description;
   auto& [request, values, app] = description;
   request.options.command = take_command(app, words);
-  refuse_empty_assignments(app, words);
+  refuse_empty_options(app, words);
   try {
     std::reverse(words.begin(), words.end());  // CLI11 expects reversed order
     app.parse(std::move(words));
@@ -350,7 +350,6 @@ RunRequest parse_run_command(std::vector<std::string> words, int usable_cores, i
     refuse(error.what());
   }
   read_words(values, usable_cores, gpus, environment, request);
-  refuse_empty_values(app);  // last, since most options say what they take
   if (request.options.command.empty()) refuse("no program is given");
   return std::move(request);
 }

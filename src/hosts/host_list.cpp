@@ -47,6 +47,7 @@ std::vector<Host> parse_hosts(const std::string& text, int slots) {
   std::vector<Host> hosts;
   std::stringstream words(text);
   std::string word;
+  if (text.ends_with(',')) refuse("--hosts " + text + " ends with a comma; name another machine, or leave it out");
   while (std::getline(words, word, ',')) {
     Host host{.name = word, .slots = slots};
     // "::1" is an address; a number of ranks follows the only colon, or the colon after a bracket.

@@ -12,7 +12,7 @@ import time
 
 from support import LOCKSTEP, SOURCE, TRAIN, ProgramTest, environment, main, marked_processes, run, thorough, write_safetensors
 
-SOON = 8  # seconds; a tenth of a second on an idle machine
+SOON = 8  # seconds with a core to itself; a tenth of a second on an idle machine
 STACKS = re.compile(r"frame #|Traceback|terminate called|what\(\):|Exception raised from|\.so[.+ (]|\[bt\]|0x[0-9a-f]{8}")
 EXPLAIN = re.compile(r"(?m)^  explain   lockstep explain (\d+)$")
 
@@ -55,7 +55,8 @@ class BadInput(ProgramTest):
         self.assertNotRegex(result.stdout + said, r"epoch \d|loss \d")
         if command[0] == LOCKSTEP:
             self.assertEqual(self.explained_by(said), code, said)
-        self.assertLess(took, seconds, command)
+        processes_per_core = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+        self.assertLess(took, seconds * processes_per_core, command)
         self.assertEqual(marked_processes(self.mark), {})
         return said
 
@@ -161,22 +162,24 @@ class BadInput(ProgramTest):
                      ["a rank's share is 256 of 512 samples, fewer than the batch_size of 257; lower the batch size"])
 
     def test_number_of_ranks(self):
-        for count in ("0", "-1", "x", "2x", "1.5", "", "99999999999"):
+        for count in ("0", "-1", "x", "2x", "1.5", "99999999999"):
             self.refused([LOCKSTEP, "run", "-n", count, "--", *self.train()], 2, ["a whole number from 1 to", f"'{count}'", "Usage: "])
 
     def test_options_and_arguments_that_are_empty(self):
         # An empty value, as of a variable that is not set, counted as an option that was not given.
         for option in ("--key-file", "--interface", "--run-dir", "--log-dir", "--debugger", "--launch-command", "--env", "--bind", "--tee",
-                       "--hosts", "--rendezvous", "--elastic", "--virtual-ranks"):
-            self.refused([LOCKSTEP, "run", option, "", "--dry-run", "--", "true"], 2, [option.replace("run-dir", "log-dir")])
-            self.refused([LOCKSTEP, "run", f"{option}=", "--dry-run", "--", "true"], 2, [f"{option} is empty; give it a value, "])
+                       "--hosts", "--rendezvous", "--elastic", "--virtual-ranks", "--link-port", "--relay", "--np"):
+            for words in ([option, ""], [f"{option}="]):
+                self.refused([LOCKSTEP, "run", *words, "--dry-run", "--", "true"], 2, [f"{option} is empty; give it a value, "])
+        self.refused([LOCKSTEP, "run", "-n", "", "--", "true"], 2, ["-n is empty; give it a value, N|auto|gpu, or leave it out"])
+        self.refused([LOCKSTEP, "run", "--hosts", "a:1,", "--", "true"], 2, ["--hosts a:1, ends with a comma; name another machine"])
         join = [LOCKSTEP, "join", "--coordinator", "127.0.0.1:1"]
         for words, said in ((["--name", ""], "--name is empty; give it a value, NAME, or leave it out"),
                             (["--name=", "--key-file=key"], "--name is empty; give it a value, NAME, or leave it out"),
                             (["--key-file", ""], "--key-file is empty; give it a value, FILE, or leave it out")):
             self.refused([*join, *words], 2, [said])
         for words, said in ((["join", "--coordinator", ""], "--coordinator is empty; give it a value, HOST:PORT\n"),
-                            (["tour", "-o", ""], "--run-dir is empty"), (["report", "x", "-o", ""], "--output is empty"),
+                            (["tour", "-o", ""], "-o is empty"), (["report", "x", "-o", ""], "-o is empty"),
                             (["man", ""], "COMMAND is empty; give it a value, or leave it out"), (["status", ""], "RUN is empty"),
                             (["report", ""], "RUN is empty; give it a value\n"), (["inspect", ""], "FILE is empty"),
                             (["convert", "", "x.pt"], "FROM is empty"), (["convert", "x.pt", ""], "TO is empty"), (["resize", "", "2"], "RUN is empty"),

@@ -362,6 +362,7 @@ class Bench(unittest.TestCase):
         self.assertEqual([line.split()[0] for line in said.splitlines()], ["distillation", "fine_tune"])
         for rates in self.read(path).values():
             self.assertAlmostEqual(rates["ratios"][0], rates["two_ranks"][0] / rates["one_process"][0])
+            self.assertAlmostEqual(rates["bound"][0], rates["side_by_side"][0] / rates["one_process"][0])
         picture = os.path.join(self.folder, "ports.svg")
         said = run(sys.executable, os.path.join(BENCH, "real_programs/curves.py"), "--tiny", "--svg", picture, "point_cloud", "gradient_penalty").stdout
         for line in said.splitlines():
