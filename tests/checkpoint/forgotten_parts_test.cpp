@@ -17,6 +17,7 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "data/numbers.h"
+#include "support/heard_warnings.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
@@ -27,12 +28,6 @@ namespace {
 
 using testing::Engine;
 using testing::run_ranks;
-
-class WarningsOfSaves : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-  std::vector<std::string> texts;
-};
 
 /// A training with everything that has state, of which `added` says what the Checkpointer is given.
 struct ForgetfulTraining {
@@ -57,8 +52,7 @@ struct ForgetfulTraining {
     if (adds("schedule")) checkpointer.add("schedule", schedule);
     if (adds("statistics")) checkpointer.add("statistics", *statistics);
     if (resumes) checkpointer.resume();
-    WarningsOfSaves heard;
-    const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+    const testing::HeardWarnings heard;
     for (auto& [data, target] : train) {
       const at::Tensor rows = data.to(at::kFloat).view({-1, 1});
       statistics->update(rows, group);
@@ -72,7 +66,7 @@ struct ForgetfulTraining {
       checkpointer.save(++step);
     }
     checkpointer.finish();
-    return heard.texts;
+    return heard.texts();
   }
 
   const Group group;
@@ -162,8 +156,7 @@ TEST_P(ForgottenParts, IncludeAnOptimizerThatTheLibraryHasNotSeen) {
     DistributedDataParallel model(net, context);
     torch::optim::Adam optimizer(net->parameters(), 1e-3);
     const auto warnings_of = [&](bool has_optimizer) {
-      WarningsOfSaves heard;
-      const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+      const testing::HeardWarnings heard;
       Checkpointer checkpointer(folder() + (has_optimizer ? "1" : "0"), context.group());
       checkpointer.add("model", model);
       if (has_optimizer) checkpointer.add("optimizer", optimizer);
@@ -175,7 +168,7 @@ TEST_P(ForgottenParts, IncludeAnOptimizerThatTheLibraryHasNotSeen) {
         checkpointer.save(step);
       }
       checkpointer.finish();
-      return heard.texts;
+      return heard.texts();
     };
     expect_named(context, warnings_of(false), {"an optimizer (its momentum, moments and learning rate) for the model"});
     expect_named(context, warnings_of(true), {});
@@ -189,12 +182,11 @@ TEST_P(ForgottenParts, AreNoneThatBelongToASavedModule) {
     agent->register_module("statistics", statistics.ptr());
     Checkpointer checkpointer(folder(), context.group());
     checkpointer.add("agent", *agent).resume();
-    WarningsOfSaves heard;
-    const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+    const testing::HeardWarnings heard;
     statistics->update(at::ones({2, 1}), context.group());
     checkpointer.save(1);
     checkpointer.finish();
-    expect_named(context, heard.texts, {});
+    expect_named(context, heard.texts(), {});
   });
 }
 
@@ -207,8 +199,7 @@ TEST_P(ForgottenParts, AreNoneWhoseStateThePartOfAProgramTakes) {
     checkpointer.add("mine", {.save = [&] { return ema.state_dict(); },
                               .load = [&](const c10::IValue& state) { ema.load_state_dict(state); }});
     checkpointer.resume();
-    WarningsOfSaves heard;
-    const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+    const testing::HeardWarnings heard;
     ema.update();
     Ema gone(*net);
     checkpointer.save(1);
@@ -218,7 +209,7 @@ TEST_P(ForgottenParts, AreNoneWhoseStateThePartOfAProgramTakes) {
     }
     checkpointer.save(2);
     checkpointer.finish();
-    expect_named(context, heard.texts, {});
+    expect_named(context, heard.texts(), {});
   });
 }
 
@@ -232,14 +223,13 @@ TEST_P(ForgottenMachines, IncludeADiLoCo) {
     checkpointer.add("model", *net, Checkpointer::Scope::kEachRank)
         .add("optimizer", optimizer, Checkpointer::Scope::kEachRank)
         .resume();
-    WarningsOfSaves heard;
-    const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+    const testing::HeardWarnings heard;
     model(at::ones({2, 1})).sum().backward();
     optimizer.step();
     diloco.step();
     checkpointer.save(1);
     checkpointer.finish();
-    expect_named(context, heard.texts, {"checkpointer.add(\"diloco\", diloco)"});
+    expect_named(context, heard.texts(), {"checkpointer.add(\"diloco\", diloco)"});
     static_cast<void>(diloco.state_dict());
   });
 }

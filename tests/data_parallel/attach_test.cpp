@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "collectives/group_state.h"
 #include "data_parallel/models.h"
+#include "support/heard_warnings.h"
 #include "support/ranks.h"
 
 // What attaching compares, sends and notices. Where the number of messages is the promise, it is counted.
@@ -315,13 +316,6 @@ TEST_P(Attaching, BackwardThroughWhatOthersFollowIsNobodyElsesMatter) {
   });
 }
 
-/// Keeps the texts of TORCH_WARN.
-class Warnings : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override { texts += warning.msg() + "\n"; }
-  std::string texts;
-};
-
 TEST_P(Attaching, ALayerThatNoOptimizerHoldsIsNamedAfterTenReductions) {
   run_ranks(GetParam(), [](Context& context) {
     const c10::WarningUtils::WarnAlways always;
@@ -332,15 +326,14 @@ TEST_P(Attaching, ALayerThatNoOptimizerHoldsIsNamedAfterTenReductions) {
       torch::optim::SGD optimizer(std::vector<at::Tensor>{a}, 0.1);
       replica.refresh({{"a", a}, {"b", b}, {"unused", unused}});
       if (told) optimizer.add_param_group(std::vector<at::Tensor>{b});
-      Warnings heard;
-      const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+      const testing::HeardWarnings heard;
       for (int step = 0; step < steps; ++step) {
         optimizer.zero_grad();
         b.mutable_grad().reset();
         (a * b * (step == 0 ? 0 : 1)).sum().backward();  // the first gradient is 0, which does not count
         optimizer.step();
       }
-      return heard.texts;
+      return heard.text();
     };
     EXPECT_EQ(warnings_of(true, 40), "");
     EXPECT_EQ(warnings_of(false, 11), "") << "too early: nine reductions without a change";

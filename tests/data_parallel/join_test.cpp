@@ -9,6 +9,7 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "data_parallel/models.h"
+#include "support/heard_warnings.h"
 #include "support/ranks.h"
 
 // Accumulations that have not ended when a rank's inputs end.
@@ -28,19 +29,12 @@ constexpr int kPasses = 3;
 /// Passes: 3 + 1; 3 + 3 + 1; 3 + 3 + 2.
 int passes_of(int rank) { return rank == 0 ? 4 : rank == 1 ? 7 : 8; }
 
-class Heard : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-  std::vector<std::string> texts;
-};
-
 /// What join() warns of while `body` runs in it.
 std::vector<std::string> heard_in(Replica& model, const std::function<void()>& body, const JoinOptions& options) {
   const c10::WarningUtils::WarnAlways always;
-  Heard heard;
-  const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+  const testing::HeardWarnings heard;
   model.join(body, options);
-  return heard.texts;
+  return heard.texts();
 }
 
 at::Tensor loss_of(Plain& net, int pass, int rank) {

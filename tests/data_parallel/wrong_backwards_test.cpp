@@ -11,6 +11,7 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "base/clock.h"
+#include "support/heard_warnings.h"
 #include "support/ranks.h"
 
 // Backward passes after which nothing was averaged, or something wrong was: each must be an error on every rank, within
@@ -68,13 +69,6 @@ void expect_of_hook(const std::string& part, const Custom::Reduce& reduce) {
     }
   });
 }
-
-/// Keeps the texts of TORCH_WARN.
-class Warnings : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override { texts += warning.msg() + "\n"; }
-  std::string texts;
-};
 
 TEST(WrongHooks, ReturnNothing) {
   expect_of_hook("the communication hook returned no function", [](const GradientBucket& bucket, const Group& group) {
@@ -284,19 +278,20 @@ TEST(WrongBackwards, AStepWhileGradientsOfAccumulateWaitAtTheEndIsWarnedOf) {
   on_every_engine([](Context& context) {
     const c10::WarningUtils::WarnAlways always;
     const auto warnings_of = [&](int passes, bool steps) {
-      auto heard = std::make_unique<Warnings>();
-      const c10::WarningUtils::WarningHandlerGuard guard(heard.get());
-      torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
-      DistributedDataParallel model(net, context);
-      torch::optim::SGD optimizer(net->parameters(), 0.1);
-      const auto accumulation = model.accumulate(2);
-      for (int i = 0; i < passes; ++i) model(at::full({2, 4}, context.rank() + 1.0)).square().sum().backward();
-      if (steps) optimizer.step();
-      return heard;
+      const testing::HeardWarnings heard;
+      {
+        torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+        DistributedDataParallel model(net, context);
+        torch::optim::SGD optimizer(net->parameters(), 0.1);
+        const auto accumulation = model.accumulate(2);
+        for (int i = 0; i < passes; ++i) model(at::full({2, 4}, context.rank() + 1.0)).square().sum().backward();
+        if (steps) optimizer.step();
+      }
+      return heard.text();
     };
-    EXPECT_IN("while the gradients of 1 backward pass of accumulate() waited in .grad", warnings_of(3, true)->texts);
-    EXPECT_EQ(warnings_of(3, false)->texts, "");
-    EXPECT_EQ(warnings_of(4, true)->texts, "");
+    EXPECT_IN("while the gradients of 1 backward pass of accumulate() waited in .grad", warnings_of(3, true));
+    EXPECT_EQ(warnings_of(3, false), "");
+    EXPECT_EQ(warnings_of(4, true), "");
   });
 }
 
@@ -409,8 +404,7 @@ TEST(WrongBackwards, StepsWithinNoSyncAreWarnedOfOnce) {
   on_every_engine([](Context& context) {
     const c10::WarningUtils::WarnAlways always;
     for (const int steps : {0, 1, 5}) {
-      Warnings heard;
-      const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+      const testing::HeardWarnings heard;
       {
         torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
         DistributedDataParallel model(net, context);
@@ -422,9 +416,9 @@ TEST(WrongBackwards, StepsWithinNoSyncAreWarnedOfOnce) {
           optimizer.zero_grad();
         }
       }
-      const size_t first = heard.texts.find("within no_sync() waited in .grad");
-      EXPECT_EQ(first != std::string::npos, steps > 0) << heard.texts;
-      EXPECT_EQ(heard.texts.find("within no_sync() waited in .grad", first + 1), std::string::npos) << heard.texts;
+      const size_t first = heard.text().find("within no_sync() waited in .grad");
+      EXPECT_EQ(first != std::string::npos, steps > 0) << heard.text();
+      EXPECT_EQ(heard.text().find("within no_sync() waited in .grad", first + 1), std::string::npos) << heard.text();
     }
   });
 }

@@ -4,6 +4,7 @@
 
 #include "diloco/state_bytes.h"
 #include "diloco/training.h"
+#include "support/heard_warnings.h"
 #include "support/temporary_folder.h"
 
 namespace lockstep::diloco_test {
@@ -138,12 +139,6 @@ TEST(DiLoCoState, ACheckpointOfAllRanksRefusesAModelOfOneMachine) {
   }
 }
 
-class Warnings : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override { texts += warning.msg() + '\n'; }
-  std::string texts;
-};
-
 TEST(DiLoCoState, ACheckpointWhoseOuterCopyIsLeftOutIsTold) {
   const TemporaryFolder folder;
   const Engine engine{3, "hierarchical", "aab"};
@@ -157,16 +152,13 @@ TEST(DiLoCoState, ACheckpointWhoseOuterCopyIsLeftOutIsTold) {
     Checkpointer checkpointer(folder.path(), context.group());
     checkpointer.add("model", *training.net, Checkpointer::Scope::kEachRank)
         .add("optimizer", training.optimizer(), Checkpointer::Scope::kEachRank);
-    Warnings warnings;
-    {
-      const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
-      EXPECT_TRUE(checkpointer.resume());
-    }
+    const testing::HeardWarnings warnings;
+    EXPECT_TRUE(checkpointer.resume());
     if (context.rank() == 0)
-      EXPECT_NE(warnings.texts.find("parts that this run does not resume: `diloco`."), std::string::npos)
-          << warnings.texts;
+      EXPECT_NE(warnings.text().find("parts that this run does not resume: `diloco`."), std::string::npos)
+          << warnings.text();
     else
-      EXPECT_EQ(warnings.texts, "");
+      EXPECT_EQ(warnings.text(), "");
     std::string text;
     try {
       training.diloco.step();

@@ -8,6 +8,7 @@
 #include "diloco/hub_client.h"
 #include "diloco/training.h"
 #include "rank_page/rank_board.h"
+#include "support/heard_warnings.h"
 
 namespace lockstep::diloco_test {
 namespace {
@@ -135,11 +136,6 @@ TORCH_MODULE(Few);
 struct Heard {
   std::string thrown, lines, problem, warned;
 };
-class WarningsOnMachine : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override { texts += warning.msg() + "\n"; }
-  std::string texts;
-};
 template <typename Use>
 Heard on_machine_1(Context& context, const DiLoCoOptions& options, int rounds, const Use& use) {
   PlayedAgent agent;
@@ -160,9 +156,8 @@ Heard on_machine_1(Context& context, const DiLoCoOptions& options, int rounds, c
     } catch (const Error&) {  // it has gone
     }
   });
-  WarningsOnMachine warnings;
+  const testing::HeardWarnings warnings;
   {
-    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
     Few net;
     DistributedDataParallel model(net, context);
     try {
@@ -176,7 +171,7 @@ Heard on_machine_1(Context& context, const DiLoCoOptions& options, int rounds, c
     }
   }
   played.join();
-  heard.warned = warnings.texts;
+  heard.warned = warnings.text();
   return heard;
 }
 

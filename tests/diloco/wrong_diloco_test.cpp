@@ -10,6 +10,7 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "diloco/training.h"
+#include "support/heard_warnings.h"
 
 namespace lockstep::diloco_test {
 namespace {
@@ -282,22 +283,11 @@ TEST(WrongDiLoCo, OneThatWasMovedFromOrGetsNoStateIsTold) {
   });
 }
 
-/// Keeps the warnings of its thread.
-class WarningsOfDiLoCo : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override { texts_ += warning.msg() + '\n'; }
-  const std::string& texts() const { return texts_; }
-
- private:
-  std::string texts_;
-};
-
 TEST(WrongDiLoCo, OneThatIsDestroyedBeforeItHasFinishedWarns) {
   run_ranks({4, "hierarchical", "aabb"}, [](Context& context) {
     enum class End { kAtATurn, kFinished, kSaved, kThrown, kNone };
     const auto heard = [&](End end) {
-      WarningsOfDiLoCo warnings;
-      const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+      const testing::HeardWarnings warnings;
       (void)thrown_by([&] {
         Training training(context, {.sync_every = 4});
         training.train_until(end == End::kAtATurn ? 4 : 6);
@@ -305,7 +295,7 @@ TEST(WrongDiLoCo, OneThatIsDestroyedBeforeItHasFinishedWarns) {
         if (end == End::kSaved) (void)training.diloco.state_dict();
         if (end == End::kThrown) throw Error("interrupted");
       });
-      return warnings.texts();
+      return warnings.text();
     };
     for (const End end : {End::kAtATurn, End::kFinished, End::kSaved, End::kThrown}) EXPECT_EQ(heard(end), "");
     const bool warns = context.rank() % 2 == 0;
@@ -459,17 +449,14 @@ TEST(WrongDiLoCo, ABufferThatIsNotFiniteStaysOnItsMachine) {
         mean.fill_(odd || everywhere ? std::numeric_limits<double>::quiet_NaN() : 2);
         // Its machine's other ranks would get it by the next forward in training.
         machine.broadcast(mean, machine.world_size() - 1);
-        WarningsOfDiLoCo warnings;
-        {
-          const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
-          diloco.finish();
-        }
+        const testing::HeardWarnings warnings;
+        diloco.finish();
         if (everywhere)
           EXPECT_TRUE(mean.isnan().all().item<bool>());
         else
           EXPECT_TRUE(mean.eq(2).all().item<bool>()) << mean;
         if (context.rank() == 0)
-          expect_text(warnings.texts(), "was left out of the average of the buffers, some of which are not finite");
+          expect_text(warnings.text(), "was left out of the average of the buffers, some of which are not finite");
       });
 }
 
