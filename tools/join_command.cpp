@@ -1,4 +1,5 @@
 #include "join_command.h"
+#include "base/machine_name.h"
 
 #include "hosts/island_agent.h"
 #include "launch/diagnosis/failure_report.h"

@@ -9,6 +9,9 @@ namespace lockstep {
 /// The only clock used for waits and durations: steady, never the wall clock.
 using Clock = std::chrono::steady_clock;
 
+/// A longer timeout means "never", and would overflow the clock.
+inline constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
+
 /// The time of the last tick: at most a few milliseconds old, and ten times as cheap. For times that appear only in
 /// error texts.
 inline Clock::time_point coarse_now() {

@@ -34,7 +34,6 @@ void DroppedMessages::stop(bool is_forked) {
 }
 
 void DroppedMessages::run() {
-  constexpr auto kForever = std::chrono::hours(24 * 365);  // a timeout would end the group, though nobody waits for it
   MutexLock lock(mutex_);
   while (!ending_) {
     if (messages_.empty()) {
@@ -45,7 +44,8 @@ void DroppedMessages::run() {
     lock.unlock();
     bool is_there = false;
     try {
-      is_there = first.waiter ? first.waiter->wait(std::chrono::milliseconds(0)) : first.work->wait(kForever);
+      // A shorter timeout would end the group, though nobody waits for the message.
+      is_there = first.waiter ? first.waiter->wait(std::chrono::milliseconds(0)) : first.work->wait(kLongestTimeout);
     } catch (const WrongMessage& wrong) {
       tell_.refused(wrong.what());
     } catch (const std::exception&) {  // the group has ended, which others report

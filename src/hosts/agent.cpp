@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iostream>
 
+#include "base/machine_name.h"
 #include "base/socket.h"
 #include "base/version.h"
 #include "hosts/connect.h"

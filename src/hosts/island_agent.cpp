@@ -11,6 +11,7 @@
 #include <iostream>
 
 #include "base/hub_frame.h"
+#include "base/machine_name.h"
 #include "base/socket.h"
 #include "base/version.h"
 #include "hosts/channel.h"

@@ -2,9 +2,9 @@
 
 #include <sys/stat.h>
 
-#include <fstream>
 #include <map>
 
+#include "base/machine_name.h"
 #include "hosts/link_address.h"
 #include "launch/launch_error.h"
 
@@ -46,11 +46,9 @@ int relay_among(const std::vector<LinkMachine>& machines, const std::string& nam
 }
 
 std::string own_network() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   struct stat status {};
   ::stat("/proc/self/ns/net", &status);
-  return boot + ":" + std::to_string(status.st_ino);
+  return boot_id() + ":" + std::to_string(status.st_ino);
 }
 
 }  // namespace lockstep::hosts

@@ -157,9 +157,8 @@ void RankPage::fail_by_exception(std::string_view text, bool uncaught) {
 }
 
 std::chrono::milliseconds RankPage::collective_timeout() const {
-  constexpr int64_t kYear = int64_t{365} * 24 * 3600 * 1000;
   return std::chrono::milliseconds(
-      std::clamp<int64_t>(collective_timeout_ms_.load(std::memory_order_relaxed), 0, kYear));
+      std::clamp<int64_t>(collective_timeout_ms_.load(std::memory_order_relaxed), 0, kLongestTimeout.count()));
 }
 
 void RankPage::note_error(RankFailure kind, int peer, std::string_view text) {

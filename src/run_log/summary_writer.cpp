@@ -1,7 +1,5 @@
 #include <lockstep/summary_writer.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <ctime>
@@ -11,6 +9,7 @@
 #include <ATen/ATen.h>
 #include <lockstep/context.h>
 
+#include "base/machine_name.h"
 #include "observe/events/event_file.h"
 #include "observe/events/png.h"
 
@@ -28,9 +27,7 @@ std::string default_folder() {
   ::localtime_r(&now, &parts);
   std::array<char, 64> time{};
   std::strftime(time.data(), time.size(), "%b%d_%H-%M-%S", &parts);
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-  return std::string("runs/") + time.data() + "_" + host.data();
+  return std::string("runs/") + time.data() + "_" + host_name();
 }
 
 std::string folder_of(const Context& context, std::string log_dir) {

@@ -1,7 +1,5 @@
 #include "collectives/gloo/connecting.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <exception>
 #include <future>
@@ -18,6 +16,7 @@
 #include "base/clock.h"
 #include "base/interruption.h"
 #include "base/library_thread.h"
+#include "base/machine_name.h"
 #include "collectives/cause.h"
 #include "collectives/gloo/blocked_sigpipe.h"
 #include "collectives/shm/backend/c10d_meeting_store.h"
@@ -31,15 +30,6 @@ namespace lockstep::gloo_engine {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenGlances(100), kBetweenQuestions(500), kAnswer(3000), kLongestSilence(30000);
-
-std::string host_name() {
-  char host[256] = {};
-  ::gethostname(host, sizeof host - 1);
-  return host;
-}
-
-/// A longer timeout means "never", and would overflow the clock.
-constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
 
 /// What a rank tells in case of trouble.
 struct Told {

@@ -9,6 +9,7 @@
 #include <ATen/core/jit_type.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "collectives/called_as.h"
 #include "collectives/core_types.h"
@@ -29,9 +30,6 @@ namespace {
 
 using c10::intrusive_ptr;
 using shm_engine::TensorRequest;
-
-/// A longer timeout means "never", and would overflow the clock.
-constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
 
 class HierarchicalWork final : public c10d::Work {
  public:
@@ -213,7 +211,7 @@ class HierarchicalBackend final : public shm_engine::RequestBackend,
     ++sequence_;
     auto work = c10::make_intrusive<HierarchicalWork>(engine_, request.type, request.result);
     const bool is_given = request.timeout != c10d::kUnsetTimeout && request.timeout != kNoTimeout;
-    const auto timeout = is_given ? std::min(request.timeout, kNever) : timeout_;
+    const auto timeout = is_given ? std::min(request.timeout, kLongestTimeout) : timeout_;
     auto kept = std::make_shared<Tensors>(std::move(request.tensors));
     auto finish = [kept, steps = std::move(request.finish)] {
       at::NoGradGuard no_grad;
@@ -279,7 +277,7 @@ intrusive_ptr<c10d::Backend> make_backend_over(Carriers carriers, const intrusiv
                                                bool several_callers) {
   auto shared = form_machine(store, layout, timeouts.operation, timeouts.joining);
   auto engine = std::make_shared<Engine>(layout, std::move(shared), std::move(carriers.collectives), store,
-                                         std::min(timeouts.operation, kNever));
+                                         std::min(timeouts.operation, kLongestTimeout));
   if (several_callers) engine->messages().expect_several_callers();
   const auto timeout = engine->timeout();
   return c10::make_intrusive<HierarchicalBackend>(std::move(engine), std::move(carriers.messages), name, timeout);
@@ -287,7 +285,7 @@ intrusive_ptr<c10d::Backend> make_backend_over(Carriers carriers, const intrusiv
 
 intrusive_ptr<c10d::Backend> share_group_of(const c10d::Backend& backend, std::chrono::milliseconds timeout) {
   const auto* const own = dynamic_cast<const HierarchicalBackend*>(&backend);
-  return own == nullptr ? nullptr : own->with_timeout(std::min(timeout, kNever));
+  return own == nullptr ? nullptr : own->with_timeout(std::min(timeout, kLongestTimeout));
 }
 
 intrusive_ptr<c10d::Backend> make_backend(const intrusive_ptr<c10d::Store>& store, int rank, int world_size,

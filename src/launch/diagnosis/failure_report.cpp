@@ -1,7 +1,5 @@
 #include "launch/diagnosis/failure_report.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -10,6 +8,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "base/rank_names.h"
 #include "base/shell_word.h"
 #include "base/text.h"
 #include "launch/error_page.h"
@@ -259,12 +258,6 @@ RunFailure for_program(const FailureReport& report) {
   for (const auto& line : report.stall) what.append("\n").append(line);
   if (!report.advice.empty()) what.append("\n").append(report.advice);
   return {report.exit_code, culprit ? culprit->rank : -1, what};
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name.data();
 }
 
 std::string pasted_word(const std::string& word) {

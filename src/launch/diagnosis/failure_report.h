@@ -60,8 +60,6 @@ std::string to_json(const FailureReport& report);
 /// The failure, for a program that started the ranks.
 RunFailure for_program(const FailureReport& report);
 
-std::string host_name();
-
 /// A word in one line that is safe on a terminal, and stays the same word when pasted into bash or zsh.
 std::string pasted_word(const std::string& word);
 

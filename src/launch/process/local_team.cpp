@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "base/machine_name.h"
 #include "base/socket.h"
 #include "launch/diagnosis/failure_report.h"
 #include "launch/launch_error.h"

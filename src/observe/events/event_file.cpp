@@ -9,17 +9,18 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/machine_name.h"
 
 namespace lockstep {
 namespace {
 
 std::string new_name() {
   static std::atomic<int> count = 0;
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0 || host[0] == '\0') host = {'h', 'o', 's', 't'};
+  std::string host = host_name();
+  if (host.empty()) host = "host";
   std::array<char, 400> name{};
   std::snprintf(name.data(), name.size(), "events.out.tfevents.%010lld.%s.%d.%d",
-                static_cast<long long>(wall_seconds()), host.data(), static_cast<int>(::getpid()), count++);
+                static_cast<long long>(wall_seconds()), host.c_str(), static_cast<int>(::getpid()), count++);
   return name.data();
 }
 

@@ -2,15 +2,13 @@
 
 #include <ATen/ATen.h>
 
+#include "base/clock.h"
 #include "collectives/shm/backend/c10d_meeting_store.h"
 #include "collectives/shm/backend/make_backend.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep::shm_engine {
 namespace {
-
-/// A longer timeout means "never", and would overflow the clock.
-constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
 
 struct BackendOptions final : c10d::Backend::Options {
   using Options::Options;
@@ -51,8 +49,8 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
                                                std::chrono::milliseconds timeout, const std::string& name,
                                                bool writes_page,
                                                std::optional<std::chrono::milliseconds> join_timeout) {
-  timeout = std::min(timeout, kLongest);
-  const auto join = std::min(join_timeout.value_or(timeout), kLongest);
+  timeout = std::min(timeout, kLongestTimeout);
+  const auto join = std::min(join_timeout.value_or(timeout), kLongestTimeout);
   shm::BootstrapOptions options;
   options.timeout = std::min(join, options.timeout);
   auto world = shm::bootstrap(rank, world_size, exchange_over(store, rank, world_size, join), options);
@@ -62,7 +60,8 @@ c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::St
 
 c10::intrusive_ptr<c10d::Backend> make_unformed_backend(int rank, int world_size, std::chrono::milliseconds timeout,
                                                         const std::string& name) {
-  return c10::make_intrusive<ShmBackend>(rank, world_size, std::min(timeout, kLongest), name, /*writes_page=*/true);
+  return c10::make_intrusive<ShmBackend>(rank, world_size, std::min(timeout, kLongestTimeout), name,
+                                         /*writes_page=*/true);
 }
 
 c10::intrusive_ptr<c10d::Backend> share_group_of(c10d::Backend& backend,
@@ -70,7 +69,7 @@ c10::intrusive_ptr<c10d::Backend> share_group_of(c10d::Backend& backend,
   auto* const own = dynamic_cast<ShmBackend*>(&backend);
   if (own == nullptr) return {};
   return c10::make_intrusive<ShmBackend>(
-      own->shared(), std::min(timeout.value_or(own->getBackendOptions()->timeout), kLongest), "shm");
+      own->shared(), std::min(timeout.value_or(own->getBackendOptions()->timeout), kLongestTimeout), "shm");
 }
 
 ShmBackend::ShmBackend(BackendStatePtr shared, std::chrono::milliseconds timeout, std::string name, bool writes_page)
@@ -96,7 +95,7 @@ c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
 }
 
 std::chrono::milliseconds ShmBackend::bounded(std::chrono::milliseconds timeout) const {
-  return std::min(timeout == c10d::kUnsetTimeout || timeout == kNoTimeout ? timeout_.load() : timeout, kLongest);
+  return std::min(timeout == c10d::kUnsetTimeout || timeout == kNoTimeout ? timeout_.load() : timeout, kLongestTimeout);
 }
 
 ShmBackend::WorkPtr ShmBackend::launch(TensorRequest request) {

@@ -30,7 +30,7 @@ class WaitPolicy {
       : spins_(spin ? kSpins : kSpinsInCrowd),
         spins_left_(spins_),
         crowded_(!spin),
-        timeout_(std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365))),
+        timeout_(std::min(timeout, kLongestTimeout)),
         start_(since) {}
 
   /// `processor_needed`: a rank that this one waits for cannot run while this one spins.

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file_descriptor.h"
+#include "base/machine_name.h"
 #include "base/socket.h"
 #include "base/usable_cores.h"
 #include "collectives/shm/segment/bootstrap_card.h"

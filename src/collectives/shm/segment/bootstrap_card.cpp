@@ -1,10 +1,8 @@
 #include "collectives/shm/segment/bootstrap_card.h"
 
 #include <sys/random.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -30,19 +28,6 @@ std::string hex(const Nonce& nonce) {
     text += "0123456789abcdef"[static_cast<unsigned>(b) & 15];
   }
   return text;
-}
-
-std::string host_name() {
-  char name[256] = {};
-  ::gethostname(name, sizeof name - 1);
-  return name;
-}
-
-std::string boot_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string line;
-  std::getline(file, line);
-  return line;
 }
 
 namespace {

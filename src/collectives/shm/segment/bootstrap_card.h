@@ -13,10 +13,6 @@ using Nonce = std::array<std::byte, 16>;
 Nonce random_nonce();
 std::string hex(const Nonce& nonce);
 
-std::string host_name();
-/// Identifies the running kernel: the same for all processes of one machine.
-std::string boot_id();
-
 /// The facts that a rank tells all others about itself while a group is formed.
 struct Card {
   std::string error;  ///< not empty: the reason why it cannot join
