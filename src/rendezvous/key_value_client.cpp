@@ -19,7 +19,7 @@ namespace {
 /// The time limit for a server's answer to a request that need not wait. It answers in microseconds; seconds mean that
 /// it is stopped or gone.
 constexpr std::chrono::seconds kAnswerTimeout(30);
-constexpr std::chrono::hours kLongestTimeout(24 * 20);  // poll() counts milliseconds in an int
+constexpr std::chrono::hours kLongestPoll(24 * 20);  // poll() counts milliseconds in an int
 
 std::string_view view(const KeyValueClient::Bytes& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -85,7 +85,7 @@ std::string KeyValueClient::ask_now(KeyValueRequest request, const Fields& field
 }
 
 KeyValueClient::Reply KeyValueClient::ask_keys(KeyValueRequest request, const Fields& keys, Timeout timeout) {
-  Reply reply = ask(request, keys, std::clamp<Timeout>(timeout, Timeout(0), kLongestTimeout));
+  Reply reply = ask(request, keys, std::clamp<Timeout>(timeout, Timeout(0), kLongestPoll));
   if (reply.code == KeyValueReply::kMissing)
     throw Error("key-value store: no rank has set " + list_keys(reply.fields) + " within " +
                 std::to_string(timeout.count()) + " ms");
