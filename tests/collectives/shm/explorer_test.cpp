@@ -86,6 +86,7 @@ INSTANTIATE_TEST_SUITE_P(Pairs, Explorer,
                                            std::tuple(Kind::kInlineReduce, Kind::kInlineReduce, 31),
                                            std::tuple(Kind::kEagerReduce, Kind::kEagerReduce, 0),
                                            std::tuple(Kind::kBroadcast, Kind::kInlineReduce, 31),
+                                           std::tuple(Kind::kColdBroadcast, Kind::kColdBroadcast, 0),
                                            std::tuple(Kind::kInPlace, Kind::kInlineReduce, 0),
                                            std::tuple(Kind::kBarrier, Kind::kEagerReduce, 31),
                                            std::tuple(Kind::kInlineReduce, Kind::kMessage, 0),
@@ -152,6 +153,7 @@ INSTANTIATE_TEST_SUITE_P(Draws, RandomExplorer,
                                            Draw{3, Kind::kThreeRounds, Kind::kThreeRounds, 31, 2},
                                            Draw{3, Kind::kBroadcastInRounds, Kind::kThreeRounds, 0, 1},
                                            Draw{3, Kind::kAllToAllInRounds, Kind::kBroadcastInRounds, 0, 2},
+                                           Draw{3, Kind::kColdBroadcast, Kind::kColdBroadcast, 31, 1},
                                            Draw{3, Kind::kBroadcast, Kind::kAllToAllInRounds, 31, 1}));
 
 }  // namespace

@@ -25,7 +25,7 @@ inline constexpr auto kTestTimeout = std::chrono::seconds(30);
 inline Geometry small_geometry(int world_size) {
   Geometry geometry;
   geometry.chunk_bytes = size_t{16} << 10;
-  geometry.area_bytes = size_t{100} << 10;
+  geometry.area_bytes = geometry.cold_bytes = size_t{100} << 10;
   geometry.channel_bytes = size_t{12} << 10;
   geometry.cell_bytes = 512;
   geometry.world_size = world_size;

@@ -16,6 +16,7 @@ namespace lockstep::shm {
 /// So that data behind, beside and without a copy are all small.
 inline constexpr size_t kOneShot = kInlineBytes + 128;
 inline constexpr size_t kStaged = kOneShot + 64;
+inline constexpr size_t kCold = kOneShot;
 
 /// Memory for two groups, made once and cleared before each execution.
 class Memory {
@@ -26,6 +27,7 @@ class Memory {
     geometry_.chunk_bytes = chunk_bytes;
     geometry_.chunks = chunks;
     geometry_.area_bytes = chunks * chunk_bytes;
+    geometry_.cold_bytes = Geometry::round_up(kInlineBytes + 4, kCacheLine);
     geometry_.channel_bytes = 8 * kCacheLine;  // of each cell that is kept, and of those that go back, there is one
     geometry_.cell_bytes = kCacheLine;
     geometry_.box_bytes = kCacheLine;
@@ -44,6 +46,8 @@ class Memory {
                                                  .private_one_shot = kOneShot,
                                                  .staged = kStaged,
                                                  .one_way = kOneShot,
+                                                 .warm = kInlineBytes,
+                                                 .cold = kCold,
                                                  .both_ways = kOneShot,
                                                  .background = kOneShot});
   }
@@ -69,6 +73,7 @@ enum class Kind {
   kInPlace,
   kStagedReduce,
   kBroadcast,
+  kColdBroadcast,  ///< through memory that nobody caches, with room for one
   kBarrier,
   kMessage,
   kLongMessage,   ///< several times as long as its channel
@@ -98,6 +103,7 @@ constexpr size_t elements_of_message(int number) { return number == kMessages - 
 inline size_t elements(Kind kind) {
   switch (kind) {
     case Kind::kEagerReduce:
+    case Kind::kColdBroadcast:
       return kInlineBytes / 4 + 1;
     case Kind::kInPlace:
       return kOneShot / 4 + 1;
@@ -242,6 +248,7 @@ class Scenario {
       case Kind::kBarrier:
         return given(rank, i, k);
       case Kind::kBroadcast:
+      case Kind::kColdBroadcast:
       case Kind::kBroadcastInRounds:
         return given(1, i, k);
       case Kind::kMessage:
@@ -278,7 +285,7 @@ class Scenario {
       }
       return last;
     }
-    if (kinds_[i] == Kind::kBroadcast || kinds_[i] == Kind::kBroadcastInRounds)
+    if (kinds_[i] == Kind::kBroadcast || kinds_[i] == Kind::kColdBroadcast || kinds_[i] == Kind::kBroadcastInRounds)
       request.kind = OperationKind::kBroadcast, request.root = 1;
     if (kinds_[i] == Kind::kAllToAllInRounds)
       request.kind = OperationKind::kAllToAll, request.output = state.output[i].data();

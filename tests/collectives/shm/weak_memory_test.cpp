@@ -68,6 +68,7 @@ struct Case {
 constexpr Case kCases[] = {
     {"Inline", 2, Kind::kInlineReduce, Kind::kInlineReduce, 31, 2, false},
     {"Eager", 2, Kind::kEagerReduce, Kind::kBroadcast, 0, 2, false},
+    {"Cold", 2, Kind::kColdBroadcast, Kind::kColdBroadcast, 0, 2, false},
     {"InPlace", 2, Kind::kInPlace, Kind::kInlineReduce, 0, 2, false},
     {"Staged", 2, Kind::kStagedReduce, Kind::kStagedReduce, 0, 2, false},
     {"Rounds", 2, Kind::kThreeRounds, Kind::kThreeRounds, 0, 2, false},

@@ -78,7 +78,7 @@ WorkPtr Communicator::start(Request request) {
   const ReduceFunction reduce = prepare(request, size());
   const CountedLock guard(mutex_);
   waiter_.note_caller();
-  engine_.pipeline().mover().commit_for(request, *arena_);
+  engine_.pipeline().announcer().commit_for(request);
   auto operation =
       std::make_shared<Operation>(std::move(request), reduce, rank(), size(), engine_.pipeline().next_sequence());
   engine_.pipeline().push(operation);
@@ -200,7 +200,7 @@ void Communicator::run(Request&& request, std::chrono::milliseconds timeout, con
   admission_.check_member();
   const ReduceFunction reduce = prepare(request, size());
   CountedLock guard(mutex_);
-  engine_.pipeline().mover().commit_for(request, *arena_);
+  engine_.pipeline().announcer().commit_for(request);
   Operation operation(std::move(request), reduce, rank(), size(), engine_.pipeline().next_sequence());
   // It lives on the stack: it leaves the queue, under the mutex, before it is done, and is done before this returns.
   try {

@@ -9,12 +9,15 @@
 
 namespace lockstep::shm {
 
-/// Allocates the places in a rank's eager area for the data of its next small operations. Ranges are allocated in order
-/// and freed when every rank has finished the operation, or this one where the others are done with them by then. The
-/// lowest free place is preferred, so that blocking calls use one or two ranges, which stay in the cache.
+/// Allocates places for the data of a rank's next small operations. Ranges are allocated in order and freed when every
+/// rank has finished the operation, or this one where the others are done with them by then.
 class EagerRing {
  public:
-  explicit EagerRing(size_t bytes) : bytes_(bytes) {}
+  enum class Prefer {
+    kLowest,  ///< blocking calls use one or two ranges, which stay in the caches
+    kNext,    ///< a range is used again after all others, when it has left the caches of those who have read it
+  };
+  EagerRing(size_t bytes, Prefer prefer) : bytes_(bytes), prefer_(prefer) {}
 
   /// Every rank has finished the operations up to the first of these, this rank those up to the second.
   void release(uint64_t finished, uint64_t finished_here) {
@@ -29,15 +32,15 @@ class EagerRing {
     if (!live_.empty()) {
       const size_t oldest = live_.front().begin, end = live_.back().end;
       const bool wrapped = live_.back().begin < oldest;
-      if (wrapped ? end + wanted <= oldest : wanted <= oldest)
-        begin = wrapped ? end : 0;
-      else if (!wrapped && end + wanted <= bytes_)
-        begin = end;
-      else
-        return std::nullopt;
+      const bool fits_behind = end + wanted <= (wrapped ? oldest : bytes_), fits_first = !wrapped && wanted <= oldest;
+      if (!fits_behind && !fits_first) return std::nullopt;
+      begin = fits_behind && !(fits_first && prefer_ == Prefer::kLowest) ? end : 0;
     } else if (wanted > bytes_) {
       return std::nullopt;
+    } else if (prefer_ == Prefer::kNext && end_ + wanted <= bytes_) {
+      begin = end_;
     }
+    end_ = begin + wanted;
     live_.push_back({sequence, begin, begin + wanted, until_here});
     return begin;
   }
@@ -49,6 +52,8 @@ class EagerRing {
     bool until_here;
   };
   size_t bytes_;
+  Prefer prefer_;
+  size_t end_ = 0;  ///< of the last range
   std::deque<Range> live_;
 };
 

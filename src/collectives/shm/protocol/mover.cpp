@@ -25,20 +25,6 @@ bool Mover::move_at_once(Operation& operation) {
   return true;
 }
 
-void Mover::commit_for(const Request& request, const Arena& arena) {
-  if (committed_ || request.kind == OperationKind::kAllReduce || request.kind == OperationKind::kBarrier) return;
-  if (request.kind != OperationKind::kAllToAllUneven) {
-    const Transfer transfer(request, world_.rank(), world_.size());
-    if (transfer.package_bytes() <= kInlineBytes) return;
-    const void* const input = transfer.contiguous_input();
-    // The others read it where it is (Announcer::place_package).
-    if (!has_root(request.kind) && input != nullptr && arena.contains(input, transfer.package_bytes())) return;
-  }
-  const size_t begin = world_.geometry().area_at();
-  world_.segment(world_.rank())->commit_apart(begin, begin + world_.geometry().area_bytes);
-  committed_ = true;
-}
-
 void Mover::finish(const Operation& operation) {
   if (operation.rounds)
     area_ = operation.rounds->area_after();

@@ -7,7 +7,6 @@
 #include "collectives/shm/kernels/reduce.h"
 #include "collectives/shm/protocol/operation.h"
 #include "collectives/shm/protocol/rounds.h"
-#include "collectives/shm/segment/arena.h"
 #include "collectives/shm/segment/populated_ranges.h"
 #include "collectives/shm/segment/world.h"
 
@@ -21,9 +20,6 @@ class Mover {
 
   /// See Communicator::share_out_by.
   void share_out_by(ShareOut share_out) { share_out_ = std::move(share_out); }
-
-  /// Commits the memory that such an operation may need. Throws if memory is short.
-  void commit_for(const Request& request, const Arena& arena);
 
   /// Does what can be done now. True when the operation is over for this rank; else adds to `blocked_on` the ranks that
   /// it waits for.
@@ -56,7 +52,6 @@ class Mover {
   const World& world_;
   /// Of the operations that are over; the same on all ranks.
   ChunkArea area_;
-  bool committed_ = false;  ///< the area of rounds
   uint64_t rounds_moved_ = 0;
   /// Of the others' resident areas.
   std::array<PopulatedRanges, kMaxRanks> populated_;

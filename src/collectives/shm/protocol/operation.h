@@ -27,8 +27,9 @@ struct Limits {
   size_t private_one_shot;  ///< the same for all_reduce of private buffers
   size_t staged;            ///< these are copied when announced, and summed in slices where they were copied to
   size_t one_way;           ///< operations with a root: packages are copied when announced
-  size_t both_ways;         ///< all others: the same
-  size_t background;        ///< both, where a rank may do something else meanwhile
+  size_t warm, cold;  ///< the same beyond `warm` and up to `cold`, of private buffers: to memory that nobody caches
+  size_t both_ways;   ///< all others: the same
+  size_t background;  ///< both, where a rank may do something else meanwhile
 
   size_t eager(OperationKind kind) const { return has_root(kind) ? one_way : both_ways; }
   /// `crowded`: there are more ranks than processors for them.

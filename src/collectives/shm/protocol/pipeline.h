@@ -53,6 +53,7 @@ class Pipeline {
   }
   void fail_all(const std::string& why);
 
+  Announcer& announcer() { return announcer_; }
   Mover& mover() { return mover_; }
 
  private:

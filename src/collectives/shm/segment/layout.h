@@ -18,7 +18,7 @@ namespace lockstep::shm {
 
 inline constexpr int kMaxRanks = 64;
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint32_t kLayoutVersion = 11;
+inline constexpr uint32_t kLayoutVersion = 12;
 
 /// The most operations of a group that may be announced before every rank has finished the first of them.
 inline constexpr uint64_t kRingLines = 32;
@@ -64,7 +64,7 @@ struct alignas(kCacheLine) Line {
   union {
     std::byte data[kInlineBytes];
     struct {
-      uint64_t eager;     ///< offset of the data in the eager area, or kNowhere
+      uint64_t eager;     ///< offset of the data from the eager area's begin, or kNowhere
       uint64_t resident;  ///< offset of the data in the resident area, or kNowhere
       double factor;
       uint64_t longest;  ///< kAllToAllUneven: bytes of the largest block that the announcer sends or receives
@@ -158,6 +158,7 @@ struct Geometry {
   size_t chunk_bytes = size_t{256} << 10;   ///< one round of a large operation
   size_t chunks = 4;                        ///< rounds of a large all_reduce in flight
   size_t area_bytes = size_t{1} << 20;      ///< rounds of other operations; committed when used
+  size_t cold_bytes = size_t{1} << 20;      ///< as the eager area, in memory that nobody caches; committed when used
   size_t channel_bytes = size_t{16} << 10;  ///< a rank's cells for its streams with another one; the same
   size_t cell_bytes = size_t{1} << 10;      ///< a multiple of a cache line; a channel has four or more
   size_t box_bytes = kCacheLine + 1024;     ///< for such a pair, one of kBoxes: a multiple of a cache line
@@ -174,8 +175,9 @@ struct Geometry {
   /// Also the part of a segment that is committed at the start.
   size_t resident_at() const { return round_up(box_at(world_size, 0), size_t{1} << 16); }
   size_t area_at() const { return resident_at() + round_up(resident_bytes, size_t{1} << 16); }
+  size_t cold_at() const { return area_at() + round_up(area_bytes, 4096); }
   size_t channel_at(int to) const {
-    return area_at() + round_up(area_bytes, 4096) + static_cast<size_t>(to) * channel_bytes;
+    return cold_at() + round_up(cold_bytes, 4096) + static_cast<size_t>(to) * channel_bytes;
   }
   /// From the area on: committed when used.
   size_t apart_bytes() const { return segment_bytes() - area_at(); }
