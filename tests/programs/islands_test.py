@@ -429,14 +429,6 @@ class IslandsInTrouble(IslandsTest):
         self.assertNotEqual(process.returncode, 0, output)
         self.nothing_left(seconds=10)
 
-    def test_several_fragments_are_refused(self):
-        with Hosts(2) as hosts:
-            command = hosts.lockstep_run((1, 1), "--islands", "--run-dir", "run", os.path.join(BIN, "gpt_text"), "--epochs", "1", "--sync-every", "20", "--fragments", "2")
-            process = self.begin(*command)
-            output = process.communicate(timeout=120)[0]
-        self.assertNotEqual(process.returncode, 0)
-        self.assertIn("--islands` supports fragments = 1 only, and it is 2", output)
-
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,155 @@
+"""Fragments that take turns, and that travel while training continues, among machines that come and go (`lockstep run --islands`): the bits of a run without --islands, those
+of a run that ends in the middle of a round and goes on, and the samples of machines that are killed or late."""
+
+import json
+import os
+import signal
+import time
+import unittest
+
+from hosts_test import Hosts
+from islands_test import IslandsTest
+from support import BIN, main, run, thorough
+
+FRAGMENTS, OVERLAP = 4, 2
+
+
+def fragment_of(one):
+    return -one["round"] % FRAGMENTS
+
+
+class Bits(IslandsTest):
+    """Runs of island_net: a turn every 5 steps."""
+
+    def train(self, hosts, folder, *options, steps=67, overlap=OVERLAP, wire="fp32", pause=0, ends_at=None):
+        """The hashes of the machines' parameters and buffers, or nothing if the run ends before."""
+        os.makedirs(os.path.join(self.folder, folder), exist_ok=True)
+        words = [os.path.join(BIN, "island_net"), os.path.join(self.folder, folder), steps, 20, FRAGMENTS, overlap, wire, pause, *([ends_at] if ends_at else [])]
+        number = len([name for name in os.listdir(self.folder) if name.startswith("run")])
+        process = self.begin(*hosts.lockstep_run([1] * len(hosts.names), *options, "--run-dir", f"run{number}", "--", *words))
+        output = self.ended(process, 0)
+        self.assertNotIn("differs", output)
+        if ends_at:
+            return None
+        hashes = []
+        for machine in range(len(hosts.names)):
+            with open(os.path.join(self.folder, folder, f"machine_{machine}.json"), encoding="utf-8") as file:
+                hashes.append(json.load(file))
+        return hashes
+
+    def check_equal(self, machines):
+        for one in machines[1:]:
+            self.assertEqual(one, machines[0])
+
+    def test_they_are_those_of_a_run_without_islands(self):
+        for machines, wire, overlap in ((2, "fp32", 2), (2, "int8", 2), (3, "fp32", 2), (2, "int8", 0), (3, "fp32", 13)):
+            with self.subTest(machines=machines, wire=wire, overlap=overlap), Hosts(machines) as hosts:
+                name = f"{machines}{wire}{overlap}"
+                without = self.train(hosts, "without" + name, overlap=overlap, wire=wire)
+                islands = self.train(hosts, "islands" + name, "--islands", overlap=overlap, wire=wire)
+                self.check_equal(islands)
+                self.assertEqual({one["hash"] for one in islands}, {one["hash"] for one in without})
+                self.assertEqual({one["rounds"] for one in islands}, {one["rounds"] for one in without})
+
+    def test_three_machines_have_equal_ones_by_int8(self):
+        with Hosts(3) as hosts:
+            self.check_equal(self.train(hosts, "net", "--islands", wire="int8"))
+
+    def test_a_run_that_ends_with_a_fragment_on_its_way_goes_on_with_the_same(self):
+        with Hosts(2) as hosts:
+            for wire, overlap, ends in (("fp32", 2, (24, 25, 26, 27)), ("int8", 2, (26, 40)), ("int8", 13, (28,))):
+                undisturbed = self.train(hosts, f"{wire}{overlap}", "--islands", wire=wire, overlap=overlap)
+                for ends_at in ends:
+                    with self.subTest(wire=wire, overlap=overlap, ends_at=ends_at):
+                        folder = f"{wire}{overlap}_{ends_at}"
+                        self.train(hosts, folder, "--islands", wire=wire, overlap=overlap, ends_at=ends_at)
+                        self.assertEqual(self.train(hosts, folder, "--islands", wire=wire, overlap=overlap), undisturbed)
+
+    def test_other_fragments_or_another_overlap_end_the_run_on_all(self):
+        for line, words in (("fragments", "20 $((2 + ${LOCKSTEP_ISLAND%%/*})) 2"), ("overlap_steps", "20 2 $((2 + ${LOCKSTEP_ISLAND%%/*}))")):
+            with self.subTest(line), Hosts(2) as hosts:
+                own = f"exec {BIN}/island_net {self.folder} 67 {words} fp32 0"
+                output = self.ended(self.begin(*hosts.lockstep_run((1, 1), "--islands", "--run-dir", line, "--", "sh", "-c", own)), 44)
+                self.assertRegex(output, f"machine [01] has `{line} [23]`, and machine [01] `{line} [23]`")
+
+
+class Samples(IslandsTest):
+    """Runs of island_rounds with fragments."""
+
+    def begin_fragments(self, hosts, *options, overlap=OVERLAP, nan=(-1, 0), **more):
+        return self.begin_islands(hosts, *options, nan=(*nan, FRAGMENTS, overlap), **more)
+
+    def check_fragments(self, machines, overlap=OVERLAP, lost=(), restarts=0):
+        """Each sample counted once in each fragment, on the machine that has finished last; what is learned between a turn and its end does not count."""
+        last = max((self.figures(machine) for machine in machines), key=lambda figures: figures["rounds"])
+        for fragment, counts_of_machines in enumerate(last["fragments"]):
+            rounds = [one["took_part"] for one in self.rounds() if fragment_of(one) == fragment]
+            for machine, counts in enumerate(counts_of_machines):
+                own = [took_part for took_part in rounds if machine in took_part]
+                allowed = {f"{1 / len(took_part):.4f}" for took_part in own} | {"0.0000"}
+                what = f"samples of machine {machine} in fragment {fragment}: {counts}"
+                self.assertLessEqual(set(counts), allowed, what)
+                if machine not in lost:
+                    self.assertLessEqual(counts.get("0.0000", 0), overlap * (len(own) + restarts), what)
+
+    def test_a_killed_machine_is_left_out_and_comes_back(self):
+        for overlap in (0, OVERLAP, 13):
+            with self.subTest(overlap=overlap), Hosts(3) as hosts:
+                process = self.begin_fragments(hosts, "--elastic", "2", overlap=overlap, pause=20)
+                self.await_round(process, 9)
+                time.sleep(0.05)  # with a fragment on its way
+                self.kill_machine(hosts, 2)
+                killed = len(self.rounds())
+                output = self.ended(process, 0, seconds=90)
+                after = self.rounds()[killed:]
+                self.assertTrue([one for one in after if one["took_part"] == [0, 1]], output)
+                self.assertTrue([one for one in after if one["took_part"] == [0, 1, 2]], output)
+                self.check_wait([one for one in after if 0 in one["took_part"]][:-FRAGMENTS])
+                self.assertNotIn("differs", output)
+                self.check_fragments([0, 1, 2], overlap, restarts=1)
+                self.nothing_left()
+                run("rm", "-r", *(os.path.join(self.folder, name) for name in os.listdir(self.folder) if name.startswith(("run", "machine"))))
+
+    def test_a_slow_machine_that_is_late_contributes_later(self):
+        with Hosts(3) as hosts:
+            process = self.begin_fragments(hosts, "--elastic", "2", "--round-deadline", "0.3", steps=300)
+            self.await_round(process, 6)
+            slow = self.programs_of(hosts, 1)
+            for _ in range(4):
+                for what, seconds in ((signal.SIGSTOP, 0.6), (signal.SIGCONT, 0.2)):
+                    for pid in slow:
+                        os.kill(pid, what)
+                    time.sleep(seconds)
+            output = self.ended(process, 0, seconds=90)
+        late = [one["round"] for one in self.rounds() if one["left_out"].get("1") == "it is late"]
+        self.assertTrue(late, output)
+        self.assertTrue([one for one in self.rounds() if 1 in one["took_part"] and one["round"] > late[-1]], output)
+        self.assertNotIn("differs", output)
+        self.check_fragments([0, 1, 2])
+
+    def test_a_machine_that_is_not_finite_is_left_out_by_name(self):
+        with Hosts(2) as hosts:
+            output = self.ended(self.begin_fragments(hosts, nan=(1, 50)), 0)
+        left_out = [one for one in self.rounds() if one["took_part"] == [0]]
+        self.assertEqual([one["left_out"] for one in left_out], [{"1": "its parameters were not finite"}])
+        self.assertIn("machine 1 was left out of the round of step 50: its parameters were not finite", output)
+        self.assertEqual(self.figures(0)["hash"], self.figures(1)["hash"])
+        self.check_fragments([0, 1], lost=[1])
+
+    @thorough
+    def test_sigterm_and_another_start(self):
+        with Hosts(2) as hosts:
+            process = self.begin_fragments(hosts, steps=200)
+            self.await_round(process, 7)
+            os.kill(self.launcher_of(hosts), signal.SIGTERM)
+            self.ended(process, 60)
+            run("mv", os.path.join(self.folder, "run"), os.path.join(self.folder, "before"))
+            output = self.ended(self.begin_fragments(hosts, steps=200), 0)
+        self.assertNotIn("differs", output)
+        self.assertEqual(self.figures(0)["hash"], self.figures(1)["hash"])
+        self.assertEqual([one for one in self.rounds() if one["took_part"] != [0, 1]], [])
+        self.check_fragments([0, 1], restarts=12)
+
+
+if __name__ == "__main__":
+    main()
