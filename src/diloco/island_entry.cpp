@@ -76,13 +76,14 @@ void DiLoCo::State::IslandEntry::take_place(const diloco::Islands::Joined& joine
   for (const auto& one : joined.counted) counted_step = std::max(counted_step, one.step);
   if (joined.starts && joined.round > had)
     s_.islands_->warn((had > 0 ? " goes on from a checkpoint after round " + std::to_string(had)
-                  : " has no checkpoint and begins at step " + std::to_string(now)) +
-         ", and another one goes on from round " + std::to_string(joined.round) +
-         ": what it had contributed between is trained again");
+                               : " has no checkpoint and begins at step " + std::to_string(now)) +
+                      ", and another one goes on from round " + std::to_string(joined.round) +
+                      ": what it had contributed between is trained again");
   if (now < counted_step)
-    s_.islands_->warn(" comes back at step " + std::to_string(now) + ", and its work up to step " + std::to_string(counted_step) +
-         " is in the outer copy: it repeats these steps, and sends nothing of "
-         "them; save a checkpoint whenever step() returns true to have fewer of them");
+    s_.islands_->warn(" comes back at step " + std::to_string(now) + ", and its work up to step " +
+                      std::to_string(counted_step) +
+                      " is in the outer copy: it repeats these steps, and sends nothing of "
+                      "them; save a checkpoint whenever step() returns true to have fewer of them");
   std::vector<Own> own;
   for (const OuterFragment& fragment : s_.fragments_) own.push_back(own_of(fragment));
   // Machines that go on together from their checkpoints have their own.

@@ -18,10 +18,10 @@ struct SentFragment {
   size_t fragment = 0;
   int64_t sent_at = 0;  ///< a step
   bool is_finite = true;
-  bool waits = false;      ///< for the result, and sets the parameters at once
-  bool has_come = false;   ///< the mean is in the outer copy
-  int64_t bytes = 0;       ///< of what was sent
-  at::Tensor rest_before{};  ///< OuterFragment::rest(); undefined without error feedback
+  bool waits = false;                      ///< for the result, and sets the parameters at once
+  bool has_come = false;                   ///< the mean is in the outer copy
+  int64_t bytes = 0;                       ///< of what was sent
+  at::Tensor rest_before{};                ///< OuterFragment::rest(); undefined without error feedback
   std::optional<BufferAverage> buffers{};  ///< which came with it
 };
 

@@ -31,8 +31,7 @@ void OpenRounds::add(int64_t round, int island, Contribution one) {
 }
 
 bool OpenRounds::has_any_of(int island) const {
-  return std::any_of(rounds_.begin(), rounds_.end(),
-                     [&](const auto& one) { return one.second.sent.contains(island); });
+  return std::any_of(rounds_.begin(), rounds_.end(), [&](const auto& one) { return one.second.sent.contains(island); });
 }
 
 const OpenRounds::Round& OpenRounds::at(int64_t round) const {

@@ -245,14 +245,14 @@ TEST_F(Rounds, AllThatALostMachineHasSentForOpenRoundsGoesWithIt) {
 }
 
 TEST_F(Rounds, EachOpenRoundHasADeadlineOfItsOwn) {
-  make(2, 1, std::chrono::milliseconds(300));
-  start({0, 1});
-  contribute(0, 1, 20, "a");
+  make(3, 1, std::chrono::milliseconds(300));
+  start({0, 1, 2});
+  for (const int island : {0, 1}) contribute(island, 1, 20, "a");
   EXPECT_TRUE(hears_nothing(0));
   for (const Deadline deadline(std::chrono::milliseconds(150)); !deadline.passed();) turn();
   contribute(0, 2, 40, "b");
-  EXPECT_EQ(result(0), "1: a");
-  EXPECT_TRUE(hears_nothing(0));
+  EXPECT_EQ(result(0), "1: a a");
+  EXPECT_TRUE(hears_nothing(0)) << "machine 1 has time";
   contribute(1, 2, 40, "c");
   EXPECT_EQ(result(0), "2: b c");
 }
