@@ -11,7 +11,9 @@
 
 #include "collectives/cause.h"
 #include "collectives/coalesced.h"
+#include "diloco/buffer_average.h"
 #include "diloco/island_state.h"
+#include "diloco/wire_format.h"
 
 namespace lockstep {
 namespace {
@@ -20,6 +22,22 @@ using diloco::OuterFragment;
 using diloco::SentFragment;
 
 }  // namespace
+
+void DiLoCo::State::IslandEntry::check() const {
+  const std::string name = "DiLoCo: `lockstep run --islands`";
+  TORCH_CHECK(s_.machines_.count() == 1, name, " makes each machine a run of its own, and this group has ",
+              s_.machines_.count(), " machines; start the program with one or the other");
+  int64_t largest = 0, state = 0;
+  for (const OuterFragment& fragment : s_.fragments_) {
+    largest = std::max(largest, diloco::encoded_bytes(s_.options_.wire, fragment.slice()) * s_.machines_.slices());
+    state += fragment.slice() * s_.machines_.slices() * diloco::kMostInIslandState;
+  }
+  const int64_t round = (largest + diloco::bytes_of_buffers(s_.model_.attached.buffers())) * s_.islands_->count();
+  for (const at::Tensor& other : s_.others()) state += static_cast<int64_t>(other.nbytes());
+  TORCH_CHECK(std::max(round, state) < static_cast<int64_t>(hub::kMostBytes), name,
+              " sends messages of at most 3.75 GiB; the outer state of this model may take ", state,
+              " bytes, and a round of all machines ", round, "; train a smaller model, or leave --islands out");
+}
 
 std::string DiLoCo::State::IslandEntry::model_and_options() const {
   std::ostringstream text;

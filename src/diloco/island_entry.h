@@ -20,6 +20,8 @@ namespace lockstep {
 class DiLoCo::State::IslandEntry {
  public:
   explicit IslandEntry(State& state) : s_(state) {}
+  /// TORCH_CHECK fails if the group has several machines, or if messages would be too large.
+  void check() const;
   /// Gets the outer state of another machine, or gives its own to all. Every rank calls it.
   /// REQUIRES: nothing is under way whose result has not come.
   void join();

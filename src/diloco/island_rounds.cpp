@@ -11,7 +11,6 @@
 #include "data_parallel/divergence.h"
 #include "diloco/buffer_average.h"
 #include "diloco/island_entry.h"
-#include "diloco/island_state.h"
 #include "diloco/wire_format.h"
 
 namespace lockstep {
@@ -39,22 +38,6 @@ std::string encoded(Wire wire, const at::Tensor& pseudo_gradient, const at::Tens
 }
 
 }  // namespace
-
-void DiLoCo::State::check_for_islands() const {
-  const std::string name = "DiLoCo: `lockstep run --islands`";
-  TORCH_CHECK(machines_.count() == 1, name, " makes each machine a run of its own, and this group has ",
-              machines_.count(), " machines; start the program with one or the other");
-  int64_t largest = 0, state = 0;
-  for (const OuterFragment& fragment : fragments_) {
-    largest = std::max(largest, diloco::encoded_bytes(options_.wire, fragment.slice()) * machines_.slices());
-    state += fragment.slice() * machines_.slices() * diloco::kMostInIslandState;
-  }
-  const int64_t round = (largest + diloco::bytes_of_buffers(model_.attached.buffers())) * islands_->count();
-  for (const at::Tensor& other : others()) state += static_cast<int64_t>(other.nbytes());
-  TORCH_CHECK(std::max(round, state) < static_cast<int64_t>(hub::kMostBytes), name,
-              " sends messages of at most 3.75 GiB; the outer state of this model may take ", state,
-              " bytes, and a round of all machines ", round, "; train a smaller model, or leave --islands out");
-}
 
 void DiLoCo::State::AmongIslands::join_islands() {
   take_back_all();

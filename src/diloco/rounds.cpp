@@ -19,6 +19,7 @@
 #include "data_parallel/divergence.h"
 #include "data_parallel/same_model.h"
 #include "diloco/finite.h"
+#include "diloco/island_entry.h"
 #include "diloco/island_rounds.h"
 #include "diloco/wire_format.h"
 #include "rank_page/operation_label.h"
@@ -149,7 +150,7 @@ DiLoCo::State::State(Replica& of, const Group& group, DiLoCoOptions given)
   held_.claim.emplace(model_.alive.get());
   islands_ = diloco::Islands::of_environment(machines_.here(),
                                              {options_.sync_every, options_.fragments, options_.overlap_steps});
-  if (islands_) check_for_islands();
+  if (islands_) IslandEntry(*this).check();
   stats.rounds_by_machine.assign(static_cast<size_t>(islands_ ? islands_->count() : machines_.count()), 0);
 
   SetTensors set;

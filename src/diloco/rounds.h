@@ -68,7 +68,6 @@ struct DiLoCo::State {
   /// The rounds among machines that come and go, and the way into them.
   class AmongIslands;
   class IslandEntry;
-  void check_for_islands() const;
   /// Parameters that are not trained, and buffers.
   std::vector<at::Tensor> others() const;
   /// This machine, the number of machines, this rank's slice or -1, the number of slices.
