@@ -93,9 +93,9 @@ class Samples(IslandsTest):
                     self.assertLessEqual(counts.get("0.0000", 0), overlap * (len(own) + restarts), what)
 
     def test_a_killed_machine_is_left_out_and_comes_back(self):
-        for overlap in (0, OVERLAP, 13):
-            with self.subTest(overlap=overlap), Hosts(3) as hosts:
-                process = self.begin_fragments(hosts, "--elastic", "2", overlap=overlap, pause=20)
+        for overlap, ranks in ((0, 1), (OVERLAP, 1), (13, 1), (OVERLAP, 2)):
+            with self.subTest(overlap=overlap, ranks=ranks), Hosts(3) as hosts:
+                process = self.begin_fragments(hosts, "--elastic", "2", overlap=overlap, ranks=ranks, pause=20)
                 self.await_round(process, 9)
                 time.sleep(0.05)  # with a fragment on its way
                 self.kill_machine(hosts, 2)
@@ -106,6 +106,7 @@ class Samples(IslandsTest):
                 self.assertTrue([one for one in after if one["took_part"] == [0, 1, 2]], output)
                 self.check_wait([one for one in after if 0 in one["took_part"]][:-FRAGMENTS])
                 self.assertNotIn("differs", output)
+                self.assertEqual(self.figures(0)["hash"], self.figures(1)["hash"])
                 self.check_fragments([0, 1, 2], overlap, restarts=1)
                 self.nothing_left()
                 run("rm", "-r", *(os.path.join(self.folder, name) for name in os.listdir(self.folder) if name.startswith(("run", "machine"))))
