@@ -1,15 +1,16 @@
 """Fragments that take turns, and that travel while training continues, among machines that come and go (`lockstep run --islands`): the bits of a run without --islands, those
 of a run that ends in the middle of a round and goes on, and the samples of machines that are killed or late."""
 
+import glob
 import json
 import os
+import shutil
 import signal
 import time
-import unittest
 
-from hosts_test import Hosts
+from hosts_test import Hosts, processes_of
 from islands_test import IslandsTest
-from support import BIN, main, run, thorough
+from support import BIN, LOCKSTEP, main, run, thorough
 
 FRAGMENTS, OVERLAP = 4, 2
 
@@ -79,6 +80,19 @@ class Samples(IslandsTest):
     def begin_fragments(self, hosts, *options, overlap=OVERLAP, nan=(-1, 0), **more):
         return self.begin_islands(hosts, *options, nan=(*nan, FRAGMENTS, overlap), **more)
 
+    def agents_of(self, hosts, host):
+        agents = []
+        for pid in processes_of(hosts, host):
+            with open(f"/proc/{pid}/cmdline", encoding="utf-8") as file:
+                if file.read().split("\0")[:2] == [LOCKSTEP, "agent"]:
+                    agents.append(pid)
+        self.assertTrue(agents)
+        return agents
+
+    def clear(self):
+        for path in glob.glob(os.path.join(self.folder, "run*")) + glob.glob(os.path.join(self.folder, "machine*")):
+            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+
     def check_fragments(self, machines, overlap=OVERLAP, lost=(), restarts=0):
         """Each sample counted once in each fragment, on the machine that has finished last; what is learned between a turn and its end does not count."""
         last = max((self.figures(machine) for machine in machines), key=lambda figures: figures["rounds"])
@@ -109,7 +123,34 @@ class Samples(IslandsTest):
                 self.assertEqual(self.figures(0)["hash"], self.figures(1)["hash"])
                 self.check_fragments([0, 1, 2], overlap, restarts=1)
                 self.nothing_left()
-                run("rm", "-r", *(os.path.join(self.folder, name) for name in os.listdir(self.folder) if name.startswith(("run", "machine"))))
+                self.clear()
+
+    def test_a_machine_that_has_lost_its_checkpoints_repeats_its_steps(self):
+        with Hosts(3) as hosts:
+            process = self.begin_fragments(hosts, "--elastic", "1", pause=15, steps=200)
+            self.await_round(process, 9)
+            self.kill_machine(hosts, 1)
+            shutil.rmtree(os.path.join(self.folder, "machine_1"))
+            output = self.ended(process, 0, seconds=90)
+        self.assertRegex(output, r"machine 1 comes back at step 1, and its work up to step \d+ is in the outer copy")
+        self.assertNotIn("differs", output)
+        self.check_fragments([0, 1, 2], restarts=1)
+
+    def test_a_machine_that_is_silent_for_a_second_keeps_what_it_has_learned(self):
+        for overlap in (OVERLAP, 13):
+            with self.subTest(overlap=overlap), Hosts(2) as hosts:
+                process = self.begin_fragments(hosts, "--elastic", "1", overlap=overlap, pause=15, steps=200)
+                self.await_round(process, 9)
+                for what, seconds in ((signal.SIGSTOP, 1.2), (signal.SIGCONT, 0)):
+                    for pid in self.agents_of(hosts, 1):
+                        os.kill(pid, what)
+                    time.sleep(seconds)
+                output = self.ended(process, 0, seconds=90)
+                self.assertIn("machine 1 is left out: it was silent for 800 ms", output)
+                self.assertNotIn("is started again", output)
+                self.assertNotIn("differs", output)
+                self.check_fragments([0, 1], overlap, restarts=1)
+                self.clear()
 
     def test_a_slow_machine_that_is_late_contributes_later(self):
         with Hosts(3) as hosts:
