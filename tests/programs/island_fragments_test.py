@@ -10,6 +10,7 @@ import time
 
 from hosts_test import Hosts, processes_of
 from islands_test import IslandsTest
+from join_test import JoinTest
 from support import BIN, LOCKSTEP, main, run, thorough
 
 FRAGMENTS, OVERLAP = 4, 2
@@ -74,7 +75,7 @@ class Bits(IslandsTest):
                 self.assertRegex(output, f"machine [01] has `{line} [23]`, and machine [01] `{line} [23]`")
 
 
-class Samples(IslandsTest):
+class FragmentsTest(IslandsTest):
     """Runs of island_rounds with fragments."""
 
     def begin_fragments(self, hosts, *options, overlap=OVERLAP, nan=(-1, 0), **more):
@@ -83,9 +84,12 @@ class Samples(IslandsTest):
     def agents_of(self, hosts, host):
         agents = []
         for pid in processes_of(hosts, host):
-            with open(f"/proc/{pid}/cmdline", encoding="utf-8") as file:
-                if file.read().split("\0")[:2] == [LOCKSTEP, "agent"]:
-                    agents.append(pid)
+            try:
+                with open(f"/proc/{pid}/cmdline", encoding="utf-8") as file:
+                    if file.read().split("\0")[:2] == [LOCKSTEP, "agent"]:
+                        agents.append(pid)
+            except OSError:
+                continue  # it has ended meanwhile
         self.assertTrue(agents)
         return agents
 
@@ -106,6 +110,8 @@ class Samples(IslandsTest):
                 if machine not in lost:
                     self.assertLessEqual(counts.get("0.0000", 0), overlap * (len(own) + restarts), what)
 
+
+class Samples(FragmentsTest):
     def test_a_killed_machine_is_left_out_and_comes_back(self):
         for overlap, ranks in ((0, 1), (OVERLAP, 1), (13, 1), (OVERLAP, 2)):
             with self.subTest(overlap=overlap, ranks=ranks), Hosts(3) as hosts:
@@ -191,6 +197,21 @@ class Samples(IslandsTest):
         self.assertEqual(self.figures(0)["hash"], self.figures(1)["hash"])
         self.assertEqual([one for one in self.rounds() if one["took_part"] != [0, 1]], [])
         self.check_fragments([0, 1], restarts=12)
+
+
+class Joining(FragmentsTest, JoinTest):
+    def test_a_new_machine_takes_part(self):
+        with Hosts(3) as hosts:
+            process = self.begin_open(hosts, 2, 3, nan=(-1, 0, FRAGMENTS, OVERLAP), pause=20)
+            self.await_round(process, 6)
+            joined = len(self.rounds())
+            third = self.join(hosts, 2, "third")
+            self.await_machine(process, 2, after=joined)
+            output = self.ended(process, 0, seconds=90)
+            self.ended(third, 0)
+        self.assertNotIn("differs", output)
+        self.check_fragments([0, 1, 2], restarts=1)
+        self.nothing_left()
 
 
 if __name__ == "__main__":
