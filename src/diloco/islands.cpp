@@ -128,10 +128,10 @@ std::string Islands::slice_of(const std::string& state) const {
   return std::string(hub::take_bytes(rest));
 }
 
-std::vector<IslandRound> Islands::read(const std::string& text) {
+std::vector<IslandRound> Islands::read(const std::string& text, size_t begin) {
   is_in_ = text.front() == kMachineIn;
   asked_to_stop_ = text.front() == kMachineAsked;
-  return read_rounds(std::string_view(text).substr(1));
+  return read_rounds(std::string_view(text).substr(begin));
 }
 
 Islands::Came Islands::contribute(const Contribution& own, const std::string& own_slice, const std::string& more,
@@ -158,9 +158,7 @@ Islands::Came Islands::contribute(const Contribution& own, const std::string& ow
     if (waits && sent == HubClient::Sent::kYes) is_in = client_->results_until(own.round, come);
     return letter_of(*client_, is_in) + (sent == HubClient::Sent::kYes ? kSent : kNotSent) + together(come);
   });
-  const bool is_sent = text[1] == kSent;
-  text.erase(1, 1);
-  return {is_sent, read(text)};
+  return {text[1] == kSent, read(text, 2)};
 }
 
 std::vector<IslandRound> Islands::results(std::string& text) {

@@ -95,8 +95,8 @@ class Islands {
   /// On the first rank `speak`'s text, or the text of its Error; returned, or thrown, on all.
   template <typename Speak>
   std::string on_all(const Speak& speak) const;
-  /// The results in a text after its first letter, which tells how this machine stands.
-  std::vector<IslandRound> read(const std::string& text);
+  /// The results in a text from `begin` on; its first letter tells how this machine stands.
+  std::vector<IslandRound> read(const std::string& text, size_t begin = 1);
 
   const Group here_;
   const HubPlace place_;

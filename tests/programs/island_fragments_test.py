@@ -53,6 +53,7 @@ class Bits(IslandsTest):
                 self.assertEqual({one["hash"] for one in islands}, {one["hash"] for one in without})
                 self.assertEqual({one["rounds"] for one in islands}, {one["rounds"] for one in without})
 
+    @thorough
     def test_three_machines_have_equal_ones_by_int8(self):
         with Hosts(3) as hosts:
             self.check_equal(self.train(hosts, "net", "--islands", wire="int8"))
@@ -142,6 +143,7 @@ class Samples(FragmentsTest):
         self.assertNotIn("differs", output)
         self.check_fragments([0, 1, 2], restarts=1)
 
+    @thorough
     def test_a_machine_that_is_silent_for_a_second_keeps_what_it_has_learned(self):
         for overlap in (OVERLAP, 13):
             with self.subTest(overlap=overlap), Hosts(2) as hosts:
@@ -158,6 +160,7 @@ class Samples(FragmentsTest):
                 self.check_fragments([0, 1], overlap, restarts=1)
                 self.clear()
 
+    @thorough
     def test_a_slow_machine_that_is_late_contributes_later(self):
         with Hosts(3) as hosts:
             process = self.begin_fragments(hosts, "--elastic", "2", "--round-deadline", "0.3", steps=300)
@@ -175,6 +178,7 @@ class Samples(FragmentsTest):
         self.assertNotIn("differs", output)
         self.check_fragments([0, 1, 2])
 
+    @thorough
     def test_a_machine_that_is_not_finite_is_left_out_by_name(self):
         with Hosts(2) as hosts:
             output = self.ended(self.begin_fragments(hosts, nan=(1, 50)), 0)
@@ -199,6 +203,7 @@ class Samples(FragmentsTest):
         self.check_fragments([0, 1], restarts=12)
 
 
+@thorough
 class Joining(FragmentsTest, JoinTest):
     def test_a_new_machine_takes_part(self):
         with Hosts(3) as hosts:
