@@ -78,11 +78,11 @@ struct DiLoCoStats {
 /// of each slice, and the mean is rounded to the wire as well.
 ///
 /// Parameters that require grad are float, bfloat16 or float16; the outer copy is float and on the CPU. Frozen
-/// parameters and buffers stay with each machine; synchronise() and finish(), and with `lockstep run --islands` each
-/// round, average floating-point buffers, those of machines that have only finite ones; without --islands, not those of
-/// a model with BufferPolicy::kNone. The optimizer's state stays with each machine, too. A schedule, clipping and
-/// accumulation work as without it. An Ema averages each machine's own weights, so its averages differ by machine, also
-/// after finish().
+/// parameters and buffers stay with each machine; synchronise() and finish(), and with `lockstep run --islands` but
+/// without overlap_steps each round of the first fragment, average floating-point buffers, those of machines that have
+/// only finite ones; without --islands, not those of a model with BufferPolicy::kNone. The optimizer's state stays with
+/// each machine, too. A schedule, clipping and accumulation work as without it. An Ema averages each machine's own
+/// weights, so its averages differ by machine, also after finish().
 ///
 /// A machine whose parameters are not finite at a fragment's turn is left out of the round: a warning and stats() name
 /// it, and it takes all parameters from the outer copy. If it is so with all machines, max_nonfinite_rounds in a row,

@@ -28,8 +28,11 @@ enum class Kind : uint8_t {
   kResult,   ///< the round, the island that is to send kState or -1, a count, and of each that took part: island, bytes
   kRefused,  ///< a text
   kSteps,    ///< nothing: another machine makes steps, or what this one waits for is on its way
+  // Of a model in several fragments. Rounds whose numbers differ by a multiple of their count are of the same fragment.
+  kJoinFragments,  ///< the count of fragments, and the rest as kJoin
+  kTakeFragments,  ///< as kTake, with step and round for each fragment, those of round 0, 1 ... count - 1 in this order
 };
-constexpr Kind kFirst = Kind::kJoin, kLast = Kind::kSteps;
+constexpr Kind kFirst = Kind::kJoin, kLast = Kind::kTakeFragments;
 
 constexpr size_t kHeadBytes = 5;
 /// Of a body: of the pseudo-gradients of all machines together, or of an outer state.

@@ -45,6 +45,13 @@ std::chrono::milliseconds longest_wait() {
   return timeout > std::chrono::milliseconds(0) ? timeout * 9 / 10 : std::chrono::minutes(30);
 }
 
+/// The number of the last round; 0: there is none.
+int64_t last_of(const std::deque<std::string>& results) {
+  if (results.empty()) return 0;
+  std::string_view last = results.back();
+  return hub::take<int64_t>(last);
+}
+
 }  // namespace
 
 std::optional<HubPlace> HubPlace::of_environment() {
@@ -80,7 +87,7 @@ void HubClient::connect() {
 
 void HubClient::disconnect() {
   if (socket_) ::shutdown(socket_.get(), SHUT_RDWR);
-  for (std::thread* thread : {&receiver_, &giver_})
+  for (std::thread* thread : {&receiver_, &poster_})
     if (thread->joinable()) thread->join();
   socket_.reset();
 }
@@ -147,16 +154,18 @@ std::optional<HubClient::Message> HubClient::next(const char* what) {
   return message;
 }
 
-HubClient::Message HubClient::join(int64_t round, const std::string& model) {
+HubClient::Message HubClient::join(int64_t round, const std::string& model, int64_t fragments) {
   Hash hash;
   hash.add(model);
   std::string body;
   hub::put(body, round);
   hub::put(body, hash.value());
   body += model.substr(0, kMostLines);
+  std::string count;
+  hub::put(count, static_cast<int32_t>(fragments));
   for (;;) {
     connect();
-    send(hub::frame(Kind::kJoin, body));
+    send(fragments == 1 ? hub::frame(Kind::kJoin, body) : hub::frame(Kind::kJoinFragments, count + body));
     // The agent may have lost the hub: then it closes the connection, and takes the next one when it has found it, or
     // says that the run is over, and ends.
     if (std::optional<Message> message = next("the outer state")) return std::move(*message);
@@ -167,13 +176,13 @@ HubClient::Message HubClient::join(int64_t round, const std::string& model) {
   }
 }
 
-void HubClient::end_giving() {
-  if (giver_.joinable()) giver_.join();
+void HubClient::end_posting() {
+  if (poster_.joinable()) poster_.join();
 }
 
-void HubClient::give(const std::string& body) {
-  end_giving();
-  giver_ = library_thread([this, frame = hub::frame(Kind::kState, body)] { send(frame); });
+void HubClient::post(Kind kind, const std::string& body) {
+  end_posting();
+  poster_ = library_thread([this, frame = hub::frame(kind, body)] { send(frame); });
 }
 
 std::deque<std::string> HubClient::results() {
@@ -191,22 +200,32 @@ bool HubClient::is_lost() {
   return lost_ && received_.empty();
 }
 
-std::deque<std::string> HubClient::contribute(const std::string& body) {
-  end_giving();
-  std::deque<std::string> missed = results();
-  if (!missed.empty()) {
+HubClient::Sent HubClient::contribute(int64_t round, const std::string& body, std::deque<std::string>& come) {
+  end_posting();
+  come = results();
+  if (last_of(come) >= round) {
     send(hub::frame(Kind::kLate));
-    return missed;
+    return Sent::kLate;
   }
-  if (is_lost() || !send(hub::frame(Kind::kContribute, body))) return {};
-  if (std::optional<Message> message = next("the result of a round")) missed.push_back(std::move(message->body));
-  // The hub takes back what is in no round yet.
-  if (asked_to_stop_) disconnect();
-  return missed;
+  if (is_lost()) return Sent::kLost;
+  post(Kind::kContribute, body);
+  return Sent::kYes;
+}
+
+bool HubClient::results_until(int64_t round, std::deque<std::string>& come) {
+  for (std::string& result : results()) come.push_back(std::move(result));
+  while (last_of(come) < round) {
+    std::optional<Message> message = next("the result of a round");
+    // The hub takes back what is in no round yet.
+    if (asked_to_stop_) disconnect();
+    if (!message) return false;
+    come.push_back(std::move(message->body));
+  }
+  return true;
 }
 
 void HubClient::leave() {
-  end_giving();
+  end_posting();
   if (socket_) send(hub::frame(Kind::kLeave));
   disconnect();
 }
@@ -226,7 +245,7 @@ void HubClient::note_step() {
 
 void HubClient::report(const std::string& problem) {
   if (is_lost() || !socket_) return;
-  end_giving();
+  end_posting();
   send(hub::frame(Kind::kProblem, problem.substr(0, kMostProblem)));
 }
 

@@ -11,6 +11,7 @@
 #include <lockstep/group.h>
 
 #include "diloco/hub_client.h"
+#include "diloco/island_turns.h"
 
 namespace lockstep::diloco {
 
@@ -27,33 +28,32 @@ class Islands {
  public:
   /// Empty if the run was not started with --islands.
   /// Throws Error if this process has another one, since a machine has one place in the rounds.
-  static std::unique_ptr<Islands> of_environment(const Group& here);
+  static std::unique_ptr<Islands> of_environment(const Group& here, const IslandTurns& turns);
   ~Islands();
 
   int island() const { return place_.island; }
   int count() const { return place_.islands; }
   bool is_in() const { return is_in_; }
   bool has_left() const { return has_left_; }
-  /// Whether contribute() has ended because the run was asked to stop: then the machine stays out.
+  /// Whether a wait for a result has ended because the run was asked to stop: then the machine stays out.
   bool is_asked_to_stop() const { return asked_to_stop_; }
 
-  struct Turn {
-    int64_t at = 0;             ///< the step of the next round
-    int64_t repeats_until = 0;  ///< the step up to which the outer copy has this machine's work
-  };
-  Turn turn;
+  IslandTurns turns;
 
+  /// The last pseudo-gradient of a fragment of this machine that an outer state has in it; zeros: it has none.
+  struct Counted {
+    int64_t step = 0, round = 0;
+  };
   struct Joined {
     std::optional<std::string> state;  ///< of all slices, as put together by give(); empty: this machine's own counts
     int64_t round = 0;
-    bool starts = true;  ///< all machines begin, or go on, together
-    /// Of the last pseudo-gradient of this machine that the state has in it; 0: of none.
-    int64_t counted_step = 0, counted_round = 0;
+    bool starts = true;              ///< all machines begin, or go on, together
+    std::vector<Counted> counted{};  ///< by fragment
   };
   struct Contribution {
     int64_t round, step;
     bool takes_part;
-    uint64_t outer;  ///< a hash of this rank's slice of the outer copy, which the hub compares
+    uint64_t outer;  ///< a hash of this rank's slice of the fragment's outer copy, which the hub compares
   };
   /// `round`: the last one that this machine's outer copy has.
   /// `model`: lines that must be the same on all machines.
@@ -62,16 +62,24 @@ class Islands {
   /// The bytes of this rank's slice in a state.
   std::string slice_of(const std::string& state) const;
 
-  /// Results that this machine has missed, or else that of the round to which it contributes. Empty: the machine is
-  /// out, and has to join() again unless is_asked_to_stop(). `text`: outlives the result.
+  struct Came {
+    bool is_sent = false;             ///< the contribution: this machine was in time
+    std::vector<IslandRound> rounds;  ///< whose results have come
+  };
+  /// Afterwards is_in() tells whether the machine is out, and has to join() again unless is_asked_to_stop(); the same
+  /// holds for results(). `waits`: for the result, too. `text`: outlives what is returned.
   /// `more`: what the machine contributes besides its slices, of which only the first rank's counts.
-  std::vector<IslandRound> contribute(const Contribution& own, const std::string& own_slice, const std::string& more,
-                                      std::string& text);
-  /// The results that have come; is_in() tells whether the machine is out.
+  Came contribute(const Contribution& own, const std::string& own_slice, const std::string& more, bool waits,
+                  std::string& text);
+  /// The results that have come.
   std::vector<IslandRound> results(std::string& text);
+  /// All results up to a round's, for which it waits.
+  std::vector<IslandRound> results_until(int64_t round, std::string& text);
   /// Until the next join().
   void pause() { is_in_ = false; }
   void leave();
+  /// On the first rank: "DiLoCo: machine 1" and `text`.
+  void warn(const std::string& text) const;
   /// To be called in each step. Any rank may call it.
   void note_step() const {
     if (leads()) client_->note_step();
@@ -82,11 +90,13 @@ class Islands {
   }
 
  private:
-  Islands(HubPlace place, const Group& here);
+  Islands(HubPlace place, const Group& here, const IslandTurns& turns);
   bool leads() const { return client_ != nullptr; }
   /// On the first rank `speak`'s text, or the text of its Error; returned, or thrown, on all.
   template <typename Speak>
   std::string on_all(const Speak& speak) const;
+  /// The results in a text from `begin` on; its first letter tells how this machine stands.
+  std::vector<IslandRound> read(const std::string& text, size_t begin = 1);
 
   const Group here_;
   const HubPlace place_;

@@ -13,7 +13,9 @@
 #include <lockstep/zero_redundancy_optimizer.h>
 
 #include "base/rank_names.h"
+#include "base/weights_set.h"
 #include "collectives/cause.h"
+#include "collectives/storages.h"
 #include "data_parallel/divergence.h"
 #include "diloco/exchange.h"
 #include "rank_page/operation_label.h"
@@ -90,6 +92,23 @@ at::Tensor OuterFragment::whole(const Machines& machines) const {
   const OperationLabel label("the outer copy of a DiLoCo");
   const at::Tensor all = machines.here().all_gather(copy_.defined() ? copy_ : at::zeros({slice_}));
   return all.flatten().narrow(0, 0, machines.slices() * slice_);
+}
+
+at::Tensor OuterFragment::learned(const Machines& machines) const {
+  const int64_t elements = fragment_.elements();
+  const at::NoGradGuard no_grad;
+  const at::Tensor outer = whole(machines).narrow(0, 0, elements);
+  at::Tensor difference = fragment_.read(0, elements) - outer;
+  machines.here().barrier();  // another rank may write parameters that they share
+  return difference;
+}
+
+void OuterFragment::move(const Machines& machines, const at::Tensor& learned) const {
+  const at::NoGradGuard no_grad;
+  const at::Tensor moved = whole(machines).narrow(0, 0, learned.numel()) + learned;
+  fragment_.write(moved, /*keep=*/0, /*writes_shared=*/machines.here().rank() == 0);
+  machines.here().barrier();
+  note_weights_set(storages_of(fragment_.parameters()));
 }
 
 StateDict OuterFragment::state_dict() const {

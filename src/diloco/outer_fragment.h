@@ -40,6 +40,10 @@ class OuterFragment {
   uint64_t hash() const;
   /// All slices of the outer copy. Every rank of the machine calls it.
   at::Tensor whole(const Machines& machines) const;
+  /// The parameters minus the outer copy. Every rank of the machine calls it.
+  at::Tensor learned(const Machines& machines) const;
+  /// The parameters become the outer copy plus `learned`. Every rank of the machine calls it.
+  void move(const Machines& machines, const at::Tensor& learned) const;
 
   /// This rank's slice of the outer copy; undefined on a rank without one.
   const at::Tensor& copy() const { return copy_; }

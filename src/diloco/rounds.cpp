@@ -19,6 +19,8 @@
 #include "data_parallel/divergence.h"
 #include "data_parallel/same_model.h"
 #include "diloco/finite.h"
+#include "diloco/island_entry.h"
+#include "diloco/island_rounds.h"
 #include "diloco/wire_format.h"
 #include "rank_page/operation_label.h"
 #include "reducer/reduction_plan.h"
@@ -146,8 +148,9 @@ DiLoCo::State::State(Replica& of, const Group& group, DiLoCoOptions given)
   agreed_ = describe(options_) + max_nonfinite_line(options_) + optimizers_of(fragments_);
   // The address stays the model's own while there is a weak pointer to it.
   held_.claim.emplace(model_.alive.get());
-  islands_ = diloco::Islands::of_environment(machines_.here());
-  if (islands_) check_for_islands();
+  islands_ = diloco::Islands::of_environment(machines_.here(),
+                                             {options_.sync_every, options_.fragments, options_.overlap_steps});
+  if (islands_) IslandEntry(*this).check();
   stats.rounds_by_machine.assign(static_cast<size_t>(islands_ ? islands_->count() : machines_.count()), 0);
 
   SetTensors set;
@@ -311,7 +314,7 @@ void DiLoCo::State::write(size_t which, double keep) {
 bool DiLoCo::State::step() {
   check_usable();
   note_frozen();
-  if (islands_) return step_among_islands();
+  if (islands_) return AmongIslands(*this).step();
   const int64_t now = ++stats.steps;
   bool has_set = false;
   for (Round& round : under_way_)
@@ -338,7 +341,7 @@ bool DiLoCo::State::step() {
 void DiLoCo::State::finish(bool leaves) {
   check_usable();
   note_frozen();
-  if (islands_) return finish_among_islands(leaves);
+  if (islands_) return AmongIslands(*this).finish(leaves);
   uint64_t rounds = under_way_.size();
   for (const OuterFragment& fragment : fragments_)
     rounds = Hash::mixed(rounds, static_cast<uint64_t>(fragment.sent_at()));
@@ -363,10 +366,11 @@ void DiLoCo::State::warn_unless_finished() const {
   for (const OuterFragment& fragment : fragments_) last_round = std::min(last_round, fragment.sent_at());
   const bool is_alone = islands_ ? islands_->count() == 1 || islands_->has_left() : machines_.count() == 1;
   if (is_alone || machines_.here().rank() != 0 || saved_at_ == stats.steps) return;
-  if (last_round == stats.steps && under_way_.empty()) return;
+  const bool is_under_way = !under_way_.empty() || (islands_ && !islands_->turns.under_way.empty());
+  if (last_round == stats.steps && !is_under_way) return;
   last_round = std::max<int64_t>(last_round, 0);  // -1: it has missed its last round
   TORCH_WARN("DiLoCo: destroyed ", stats.steps - last_round, " steps after the last round of a part of the model",
-             under_way_.empty() ? "" : ", with rounds under way",
+             is_under_way ? ", with rounds under way" : "",
              ", so the machines have different parameters; call finish() before you use the model");
 }
 

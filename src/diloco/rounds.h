@@ -65,11 +65,9 @@ struct DiLoCo::State {
   /// the parameters as they are, if the copy has numbers that they cannot hold: then on all ranks of all machines.
   void write(size_t fragment, double keep);
 
-  /// The rounds among machines that come and go (island_rounds.cpp).
+  /// The rounds among machines that come and go, and the way into them.
   class AmongIslands;
-  bool step_among_islands();
-  void finish_among_islands(bool leaves);
-  void check_for_islands() const;
+  class IslandEntry;
   /// Parameters that are not trained, and buffers.
   std::vector<at::Tensor> others() const;
   /// This machine, the number of machines, this rank's slice or -1, the number of slices.

@@ -9,13 +9,17 @@
 #include <lockstep/error.h>
 
 #include "base/weights_set.h"
+#include "diloco/island_rounds.h"
 #include "diloco/rounds.h"
 
 // A state has "step", "place" [machine, machines, slice or -1, slices], "machines" (Machines::layout()), "options"
 // (text), "sizes" and "fragment_of"
 // [parameters], "frozen" [fragments] (the place of a parameter that a step of this rank saw frozen, or -1),
 // "fragment.<f>.<name>" (OuterFragment::state_dict()), "rounds_under_way", and of each of these
-// "under_way.<n>.fragment", ".sent_at", ".took_part" [machines] and, if there is one, ".mean" [slice].
+// "under_way.<n>.fragment", ".sent_at", ".took_part" [machines] and, if there is one, ".mean" [slice]. Of a machine of
+// --islands also "island", "island_round", the last one in the outer copies, and if fragments take turns or overlap
+// "island_turn", the step of the next one, and "island_under_way" [n, 3]: round, fragment and step of those whose means
+// are in the outer copies, and whose parameters are not set.
 
 namespace lockstep {
 namespace {
@@ -84,6 +88,28 @@ Frozen frozen_in(const StateDict& state, size_t fragments, size_t parameters) {
   return frozen;
 }
 
+void insert_turns(StateDict& state, const diloco::IslandTurns& turns) {
+  if (!turns.stream()) return;
+  insert_number(state, "island_turn", turns.at());
+  std::vector<int64_t> words;
+  for (const diloco::SentFragment& sent : turns.under_way)
+    words.insert(words.end(), {sent.round, static_cast<int64_t>(sent.fragment), sent.sent_at});
+  state.insert("island_under_way", at::tensor(words, at::kLong).view({-1, 3}));
+}
+
+std::deque<diloco::SentFragment> under_way_in(const StateDict& state, const diloco::IslandTurns& turns) {
+  std::deque<diloco::SentFragment> under_way;
+  if (!turns.stream()) return under_way;
+  const auto words = numbers(state, "island_under_way");
+  for (size_t i = 0; i + 3 <= words.size(); i += 3) {
+    if (words[i] < 1 || words[i + 1] != static_cast<int64_t>(turns.fragment_of(words[i])))
+      throw Error("the state of DiLoCo has a round of an unknown fragment");
+    under_way.push_back(
+        {.round = words[i], .fragment = turns.fragment_of(words[i]), .sent_at = words[i + 2], .has_come = true});
+  }
+  return under_way;
+}
+
 /// The states of the ranks of each machine that have slices, in the order of the slices.
 std::vector<std::vector<const StateDict*>> by_machine(const std::vector<StateDict>& ranks) {
   std::vector<std::vector<const StateDict*>> machines;
@@ -118,6 +144,7 @@ std::vector<int64_t> DiLoCo::State::place() const {
 
 StateDict DiLoCo::State::state_dict() {
   if (!problem_.empty()) throw Error(problem_);
+  if (islands_) AmongIslands(*this).hear_all();
   // First, since sending a mean changes what is left of it.
   std::vector<Outcome> outcomes;
   for (Round& round : under_way_) {
@@ -130,6 +157,7 @@ StateDict DiLoCo::State::state_dict() {
   if (islands_) {
     insert_number(state, "island", islands_->island());
     insert_number(state, "island_round", stats.rounds);
+    insert_turns(state, islands_->turns);
   }
   state.insert("machines", at::tensor(machines_.layout(), at::kLong));
   state.insert("options", tensor_of_text(described()));
@@ -212,6 +240,8 @@ void DiLoCo::State::load_state_dict(const StateDict& state) {
     }
     rounds.push_back(std::move(round));
   }
+  std::deque<diloco::SentFragment> under_way;
+  if (islands_) under_way = under_way_in(state, islands_->turns);
   const int64_t steps = number(state, "step");
   auto frozen = frozen_in(state, fragments_.size(), names_.size());
   for (size_t fragment = 0; fragment < fragments_.size(); ++fragment)
@@ -223,7 +253,10 @@ void DiLoCo::State::load_state_dict(const StateDict& state) {
   held_.left_out = outer_copies_left_out().times;
   stats.steps = steps;
   stats.rounds = islands_ ? number(state, "island_round") : stats.rounds;
-  if (islands_) islands_->pause();  // step() gets the outer state that the other machines have now
+  if (!islands_) return;
+  if (islands_->turns.stream()) islands_->turns.set_at(number(state, "island_turn"));
+  islands_->turns.under_way = std::move(under_way);
+  islands_->pause();  // step() gets the outer state that the other machines have now
 }
 
 void DiLoCo::State::load_from_ranks(const std::vector<StateDict>& ranks) {

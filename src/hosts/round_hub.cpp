@@ -11,6 +11,7 @@ constexpr size_t kMostJoinBytes = (1 << 20) + 4096;  // of model and options
 /// Between two ticks of a hub that runs. After longer ones its machine was stopped or busy, and messages wait.
 constexpr std::chrono::milliseconds kLongTick{300};
 constexpr std::chrono::seconds kTellStepsEvery(1);
+constexpr int kMostFragments = 1 << 20;
 /// Bytes for one machine that its link has not taken, besides those of some rounds.
 constexpr size_t kMostUnsent = 256 << 20, kMostRoundsUnsent = 4;
 
@@ -43,6 +44,15 @@ std::string difference(int island, std::string_view lines, int first, std::strin
     if (own != other) return name_of_machine(island) + " has " + own + ", and " + name_of_machine(first) + " " + other;
   }
   return "they differ after the first MiB of names";
+}
+
+/// The copies of all are the same unless a machine computes other bits.
+uint64_t copy_of_most(const OpenRounds::Round& round) {
+  std::map<uint64_t, int> copies;
+  for (const auto& [island, one] : round.sent) ++copies[one.outer];
+  return std::max_element(copies.begin(), copies.end(),
+                          [](const auto& one, const auto& other) { return one.second < other.second; })
+      ->first;
 }
 
 std::string digits_of(uint64_t hash) { return formatted("%016llx", static_cast<unsigned long long>(hash)); }
@@ -95,6 +105,10 @@ int RoundHub::count(Standing standing) const {
 void RoundHub::handle(int island, Member& member, hub::Kind kind, std::string_view body) {
   switch (kind) {
     case hub::Kind::kJoin:
+      member.fragments.reset();
+      return join(island, member, body);
+    case hub::Kind::kJoinFragments:
+      member.fragments = std::clamp<int32_t>(hub::take<int32_t>(body), 1, kMostFragments);
       return join(island, member, body);
     case hub::Kind::kContribute:
       return receive(island, member, body);
@@ -107,7 +121,7 @@ void RoundHub::handle(int island, Member& member, hub::Kind kind, std::string_vi
       return receive(island, member, {});
     case hub::Kind::kStep:
       for (auto& [other, waits] : members_)
-        if (other != island && (waits.contributed || waits.standing == Standing::kWaiting))
+        if (other != island && (open_.has_any_of(other) || waits.standing == Standing::kWaiting))
           waits.send(hub::Kind::kSteps);
       return;
     case hub::Kind::kProblem:
@@ -121,16 +135,16 @@ void RoundHub::handle(int island, Member& member, hub::Kind kind, std::string_vi
 }
 
 void RoundHub::receive(int island, Member& member, std::string_view body) {
-  if (member.standing != Standing::kIn || member.contributed) return;
+  if (member.standing != Standing::kIn) return;
+  const auto round = hub::take<int64_t>(body);
   // One that is late, for a round that has closed, keeps what it has learned for the next, which waits for it.
-  if (hub::take<int64_t>(body) != round_ + 1) return static_cast<void>(expected_.insert(island));
-  member.step = hub::take<int64_t>(body);
-  member.takes_part = hub::take<uint8_t>(body) != 0;
-  member.outer = hub::take<uint64_t>(body);
-  member.contributed = true;
-  member.bytes = body;
-  open_.last = Clock::now();
-  if (!open_.first) open_.first = open_.last;
+  if (round <= round_) return static_cast<void>(expected_.insert(island));
+  Contribution one;
+  one.step = hub::take<int64_t>(body);
+  one.takes_part = hub::take<uint8_t>(body) != 0;
+  one.outer = hub::take<uint64_t>(body);
+  one.bytes = body;
+  open_.add(round, island, std::move(one));
 }
 
 void RoundHub::join(int island, Member& member, std::string_view body) {
@@ -182,10 +196,12 @@ void RoundHub::hand_out(int island, Member& from, std::string_view body) {
     std::string take;
     hub::put(take, round);
     hub::put(take, static_cast<uint8_t>(giver_.starts ? 1 : 0));
-    hub::put(take, counted_.last(number).step);
-    hub::put(take, counted_.last(number).round);
+    for (const CountedSteps::Counted& last : counted_.last(number, member.fragments.value_or(1))) {
+      hub::put(take, last.step);
+      hub::put(take, last.round);
+    }
     take += body;
-    member.send(hub::Kind::kTake, take);
+    member.send(member.fragments ? hub::Kind::kTakeFragments : hub::Kind::kTake, take);
     for (const auto& [closed, result] : giver_.since)
       if (closed > round) member.send(hub::Kind::kResult, result);
     member.standing = Standing::kIn;
@@ -199,22 +215,11 @@ void RoundHub::hand_out(int island, Member& from, std::string_view body) {
   first_waits_.reset();
 }
 
-CountedSteps::Counted CountedSteps::last(int island) const {
-  const auto found = counted_.find(island);
-  return found == counted_.end() || found->second.empty() ? Counted{} : found->second.back();
-}
-
-void CountedSteps::go_back(int64_t round) {
-  for (auto& [island, all] : counted_) std::erase_if(all, [&](const Counted& one) { return one.round > round; });
-}
-
 void RoundHub::leave_rounds(int island, Member& member, const std::string& why) {
   const bool was_in = member.standing != Standing::kHere;
   member.standing = Standing::kHere;
   expected_.erase(island);
-  // What it has contributed to the open round goes with it.
-  member.contributed = false;
-  member.bytes.clear();
+  open_.drop_all_of(island);
   if (island == giver_.island) giver_ = {};
   if (!was_in) return;
   known_.lost[island] = why;
@@ -267,29 +272,32 @@ void RoundHub::start_if_all_wait(Clock::time_point now) {
   }
   first->standing = Standing::kGiving;
   giver_.starts = true;
-  open_ = {};
+  open_.clear();
   first->send(hub::Kind::kGive);
 }
 
-void RoundHub::close_if_due(Clock::time_point now) {
-  if (!open_.first) return;
-  bool awaited = false, any_expected = false, all = true, any = false;
+bool RoundHub::close_if_due(Clock::time_point now) {
+  const OpenRounds::Round& next = open_.at(round_ + 1);
+  if (!next.first) return false;
+  if (next.sent.empty()) {  // those who had contributed are lost
+    open_.drop(round_ + 1);
+    return false;
+  }
+  bool awaited = false, any_expected = false, all = true;
   for (const auto& [island, member] : members_) {
     if (member.standing != Standing::kIn) continue;
-    any = any || member.contributed;
-    all = all && member.contributed;
+    const bool contributed = next.sent.contains(island);
+    all = all && contributed;
     if (!expected_.contains(island)) continue;
     any_expected = true;
-    awaited = awaited || !member.contributed;
-  }
-  if (!any) {
-    open_ = {};
-    return;
+    awaited = awaited || !contributed;
   }
   const int present = count(Standing::kIn) + count(Standing::kWaiting) + static_cast<int>(known_.finished.size());
-  if (present < options_.least) return;
-  const bool late = options_.deadline && now - *open_.first > *options_.deadline;
-  if (late || (any_expected ? !awaited : all)) close(Clock::now());
+  if (present < options_.least) return false;
+  const bool late = options_.deadline && now - *next.first > *options_.deadline;
+  if (!late && (any_expected ? awaited : !all)) return false;
+  close(Clock::now());
+  return true;
 }
 
 void RoundHub::choose_giver(const std::set<int>& from) {
@@ -298,33 +306,25 @@ void RoundHub::choose_giver(const std::set<int>& from) {
 }
 
 void RoundHub::close(Clock::time_point now) {
-  // Of most of them; the copies of all are the same unless a machine computes other bits.
-  std::map<uint64_t, int> copies;
-  for (const auto& [island, member] : members_)
-    if (member.contributed) ++copies[member.outer];
-  const uint64_t outer = std::max_element(copies.begin(), copies.end(), [](const auto& one, const auto& other) {
-                           return one.second < other.second;
-                         })->first;
+  OpenRounds::Round round = open_.take(++round_);
+  const uint64_t outer = copy_of_most(round);
   std::set<int> contributed, took_part;
   std::string entries;
-  size_t bytes = 0;
-  for (auto& [island, member] : members_) {
-    if (!member.contributed) continue;
-    if (member.outer != outer) {
+  for (const auto& [island, one] : round.sent) {
+    Member& member = members_.at(island);
+    if (one.outer != outer) {
       leave_rounds(island, member, "its outer copy differs from the others'; it gets theirs");
       member.channel->close(known_.lost[island]);
       continue;
     }
     contributed.insert(island);
-    if (!member.takes_part) continue;
+    if (!one.takes_part) continue;
     took_part.insert(island);
-    counted_.add(island, {round_ + 1, member.step});
+    counted_.add(island, {round_, one.step});
     hub::put(entries, static_cast<int32_t>(island));
-    hub::put(entries, static_cast<uint64_t>(member.bytes.size()));
-    entries += member.bytes;
-    bytes += member.bytes.size();
+    hub::put(entries, static_cast<uint64_t>(one.bytes.size()));
+    entries += one.bytes;
   }
-  ++round_;
   choose_giver(took_part.empty() ? contributed : took_part);
   std::string body;
   hub::put(body, round_);
@@ -333,17 +333,16 @@ void RoundHub::close(Clock::time_point now) {
   body += entries;
   largest_ = std::max(largest_, body.size());
   if (giver_.island >= 0) giver_.since.emplace_back(round_, body);
-  record(took_part, bytes, digits_of(outer), now);
-  for (auto& [island, member] : members_) {
+  record(took_part, round, outer, now);
+  for (auto& [island, member] : members_)
     if (member.standing == Standing::kIn) member.send(hub::Kind::kResult, body);
-    member.contributed = false;
-    member.bytes.clear();
-  }
   expected_ = contributed;
-  open_ = {};
 }
 
-void RoundHub::record(const std::set<int>& took_part, size_t bytes, const std::string& outer, Clock::time_point now) {
+void RoundHub::record(const std::set<int>& took_part, const OpenRounds::Round& round, uint64_t outer,
+                      Clock::time_point now) {
+  size_t bytes = 0;
+  for (const int island : took_part) bytes += round.sent.at(island).bytes.size();
   std::string left_out;
   for (int island = 0; island < options_.islands; ++island) {
     if (took_part.contains(island) || (options_.is_empty && options_.is_empty(island))) continue;
@@ -351,13 +350,14 @@ void RoundHub::record(const std::set<int>& took_part, size_t bytes, const std::s
     const auto lost = known_.lost.find(island);
     std::string why = lost != known_.lost.end() ? lost->second : "it is late";
     if (member == members_.end() && lost == known_.lost.end()) why = "it has not come";
-    if (member != members_.end() && member->second.contributed) why = "its parameters were not finite";
+    if (member != members_.end() && member->second.standing == Standing::kIn && round.sent.contains(island))
+      why = "its parameters were not finite";
     left_out += (left_out.empty() ? "" : ", ") + in_quotes(std::to_string(island)) + ": " + in_quotes(why);
   }
-  options_.record(
-      "{\"round\": " + std::to_string(round_) + ", \"took_part\": [" + list_of(took_part) + "], \"left_out\": {" +
-      left_out + "}, \"bytes\": " + std::to_string(bytes) + ", \"seconds_open\": " + seconds_text(now - *open_.first) +
-      ", \"seconds_waited\": " + seconds_text(now - *open_.last) + ", \"outer_before\": " + in_quotes(outer) + "}");
+  options_.record("{\"round\": " + std::to_string(round_) + ", \"took_part\": [" + list_of(took_part) +
+                  "], \"left_out\": {" + left_out + "}, \"bytes\": " + std::to_string(bytes) + ", \"seconds_open\": " +
+                  seconds_text(now - *round.first) + ", \"seconds_waited\": " + seconds_text(now - *round.last) +
+                  ", \"outer_before\": " + in_quotes(digits_of(outer)) + "}");
   const std::string who = list_of(took_part) + "; " + left_out;
   if (who == std::exchange(told_, who)) return;
   options_.tell("round " + std::to_string(round_) + ": machines " + list_of(took_part) + " of " +
@@ -386,7 +386,8 @@ void RoundHub::tick(Clock::time_point now) {
   drop_the_lost(now);
   refuse_the_late();
   start_if_all_wait(now);
-  close_if_due(now);
+  while (close_if_due(now)) {
+  }
 }
 
 }  // namespace lockstep::hosts

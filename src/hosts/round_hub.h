@@ -14,34 +14,20 @@
 #include "base/clock.h"
 #include "base/hub_frame.h"
 #include "hosts/channel.h"
+#include "hosts/contributions.h"
 #include "launch/poll_set.h"
 
 namespace lockstep::hosts {
-
-/// The pseudo-gradients that are in the outer copy, by machine.
-class CountedSteps {
- public:
-  struct Counted {
-    int64_t round = 0, step = 0;
-  };
-  void add(int island, Counted one) { counted_[island].push_back(one); }
-  /// The last of a machine; zeros: there is none.
-  Counted last(int island) const;
-  /// Forgets those after a round, because no machine has the outer copy of a later one.
-  void go_back(int64_t round);
-
- private:
-  std::map<int, std::vector<Counted>> counted_;  // in the order of rounds
-};
 
 /// The one writer of who takes part in the rounds of machines that train by themselves. It collects the
 /// pseudo-gradients of a round, and sends all that came to every machine: so all machines step by the same ones. It
 /// computes nothing.
 ///
-/// A round closes when all machines that took part in the last one and are still there have contributed, or at its
-/// deadline. A machine whose channel ends, or that is silent for kLeftOutAfter, is not waited for. One that comes gets
-/// the state of another after the next round, and contributes from then on, but is not waited for until it has, or has
-/// come too late for a round: a machine that lives is waited for in the round after that one.
+/// Rounds close in the order of their numbers. One closes when all machines that took part in the last one and are
+/// still there have contributed, or at its deadline. A machine whose channel ends, or that is silent for kLeftOutAfter,
+/// is not waited for. One that comes gets the state of another after the next round, and contributes from then on, but
+/// is not waited for until it has, or has come too late for a round: a machine that lives is waited for in the round
+/// after that one.
 class RoundHub {
  public:
   static constexpr std::chrono::milliseconds kLeftOutAfter{800};
@@ -84,11 +70,9 @@ class RoundHub {
   struct Member {
     std::unique_ptr<Channel> channel;
     Standing standing = Standing::kHere;
-    int64_t round = 0, step = 0;
-    bool contributed = false, takes_part = false;
-    uint64_t outer = 0;  ///< a hash of the outer copy
-    std::string bytes;
-    std::string end;  ///< why the channel is over; empty: it is not
+    int64_t round = 0;
+    std::optional<int> fragments;  ///< none: it has joined as a model in one
+    std::string end;               ///< why the channel is over; empty: it is not
     void send(hub::Kind kind, std::string_view body = {}) { channel->send_bytes(static_cast<uint8_t>(kind), body); }
   };
   struct Known {
@@ -101,9 +85,6 @@ class RoundHub {
       std::string lines;  ///< the first ones of what all must have
     };
     std::optional<Model> model;
-  };
-  struct OpenRound {
-    std::optional<Clock::time_point> first, last;  ///< contributions
   };
   struct Giver {
     int island = -1;                                     ///< -1: nobody has been asked
@@ -122,10 +103,11 @@ class RoundHub {
   void start_if_all_wait(Clock::time_point now);
   /// Refuses those that come when the others have finished.
   void refuse_the_late();
-  void close_if_due(Clock::time_point now);
+  /// Closes the next round, and returns true, if it is to be.
+  bool close_if_due(Clock::time_point now);
   void close(Clock::time_point now);
   void choose_giver(const std::set<int>& from);
-  void record(const std::set<int>& took_part, size_t bytes, const std::string& outer, Clock::time_point now);
+  void record(const std::set<int>& took_part, const OpenRounds::Round& round, uint64_t outer, Clock::time_point now);
   int count(Standing standing) const;
 
   const Options options_;
@@ -133,7 +115,7 @@ class RoundHub {
   int64_t round_ = 0;              // closed so far
   Known known_;
   CountedSteps counted_;
-  OpenRound open_;
+  OpenRounds open_;
   Giver giver_;
   std::set<int> expected_;
   std::string told_;

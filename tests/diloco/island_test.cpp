@@ -79,10 +79,13 @@ TEST(HubClient, TheFirstStateArrivesBeforeTheContributionThatFollowsAtOnce) {
     std::thread played([&] {
       EXPECT_EQ(agent.receive().kind, Kind::kState);
       EXPECT_EQ(agent.receive().kind, Kind::kContribute);
-      agent.send(Kind::kResult, "result");
+      agent.send(Kind::kResult, PlayedAgent::empty_round(1));
     });
     client.give(std::string(1 << 16, 's'));
-    EXPECT_EQ(client.contribute("numbers").front(), "result");
+    std::deque<std::string> come;
+    EXPECT_EQ(client.contribute(1, "numbers", come), HubClient::Sent::kYes);
+    EXPECT_TRUE(client.results_until(1, come));
+    EXPECT_EQ(come, std::deque<std::string>{PlayedAgent::empty_round(1)});
     played.join();
   }
 }
@@ -103,11 +106,32 @@ TEST(HubClient, OneThatHasMissedRoundsSaysThatItIsThere) {
   PlayedAgent agent;
   HubClient client(agent.hub_place());
   join_as_first(agent, client);
-  agent.send(Kind::kResult, "missed");
+  agent.send(Kind::kResult, PlayedAgent::empty_round(1));
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  const std::deque<std::string> missed = client.contribute("numbers");
-  EXPECT_EQ(missed, std::deque<std::string>{"missed"});
+  std::deque<std::string> missed;
+  EXPECT_EQ(client.contribute(1, "numbers", missed), HubClient::Sent::kLate);
+  EXPECT_EQ(missed, std::deque<std::string>{PlayedAgent::empty_round(1)});
   EXPECT_EQ(agent.receive().kind, Kind::kLate);
+}
+
+TEST(HubClient, ItSendsTheNextRoundWhileTheLastIsUnderWay) {
+  PlayedAgent agent;
+  HubClient client(agent.hub_place());
+  join_as_first(agent, client);
+  std::deque<std::string> come;
+  EXPECT_EQ(client.contribute(1, "one", come), HubClient::Sent::kYes);
+  EXPECT_EQ(client.contribute(2, "two", come), HubClient::Sent::kYes);
+  EXPECT_EQ(agent.receive().body, "one");
+  EXPECT_EQ(agent.receive().body, "two");
+  agent.send(Kind::kResult, PlayedAgent::empty_round(1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  EXPECT_EQ(client.contribute(3, "three", come), HubClient::Sent::kYes) << "round 1 has its contribution";
+  EXPECT_EQ(come.size(), 1u);
+  agent.send(Kind::kResult, PlayedAgent::empty_round(2));
+  agent.send(Kind::kResult, PlayedAgent::empty_round(3));
+  come.clear();
+  EXPECT_TRUE(client.results_until(3, come));
+  EXPECT_EQ(come.size(), 2u);
 }
 
 TEST(HubClient, AWaitForTheOthersHasAnEnd) {
@@ -117,7 +141,9 @@ TEST(HubClient, AWaitForTheOthersHasAnEnd) {
     HubClient client(agent.hub_place());
     join_as_first(agent, client);
     try {
-      client.contribute("numbers");
+      std::deque<std::string> come;
+      client.contribute(1, "numbers", come);
+      client.results_until(1, come);
       ADD_FAILURE() << "it does not wait";
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find("the result of a round has not come"), std::string::npos)

@@ -69,11 +69,12 @@ class Rounds : public ::testing::Test {
   void send(int island, Kind kind, const std::string& body = {}) {
     agents_[island]->send_bytes(static_cast<uint8_t>(kind), body);
   }
-  void join(int island, int64_t round = 0, uint64_t model = 7, const std::string& lines = "") {
+  void join(int island, int64_t round = 0, uint64_t model = 7, const std::string& lines = "", int32_t fragments = 1) {
     std::string body;
+    if (fragments > 1) hub::put(body, fragments);
     hub::put(body, round);
     hub::put(body, model);
-    send(island, Kind::kJoin, body + lines);
+    send(island, fragments > 1 ? Kind::kJoinFragments : Kind::kJoin, body + lines);
   }
   void contribute(int island, int64_t round, int64_t step, const std::string& numbers, uint64_t outer = 5,
                   bool takes_part = true) {
@@ -213,6 +214,76 @@ TEST_F(Rounds, OneThatComesBackGetsTheStateAndTheRoundsSinceAndHearsWhatCounted)
   contribute(1, 5, 81, "d");
   contribute(0, 5, 100, "e");
   EXPECT_EQ(result(1), "5: e d");
+}
+
+TEST_F(Rounds, AMachineMayBeAheadByRoundsWhichCloseInTheirOrder) {
+  make(2, 2);
+  start({0, 1});
+  for (int64_t round = 1; round <= 3; ++round) contribute(0, round, 20 * round, "a" + std::to_string(round));
+  EXPECT_TRUE(hears_nothing(0));
+  contribute(1, 1, 20, "b1");
+  EXPECT_EQ(result(0), "1: a1 b1");
+  contribute(1, 2, 40, "b2");
+  contribute(1, 3, 60, "b3");
+  EXPECT_EQ(result(0), "2: a2 b2");
+  EXPECT_EQ(result(0), "3: a3 b3");
+  EXPECT_EQ(result(1), "1: a1 b1");
+}
+
+TEST_F(Rounds, AllThatALostMachineHasSentForOpenRoundsGoesWithIt) {
+  make(3, 2);
+  start({0, 1, 2});
+  for (int64_t round = 1; round <= 2; ++round)
+    for (const int island : {0, 2})
+      contribute(island, round, 20 * round, std::string(1, static_cast<char>('a' + island)));
+  EXPECT_TRUE(hears_nothing(0));
+  send(2, Kind::kGone);
+  contribute(1, 1, 20, "b");
+  contribute(1, 2, 40, "b");
+  EXPECT_EQ(result(0), "1: a b");
+  EXPECT_EQ(result(0), "2: a b");
+}
+
+TEST_F(Rounds, EachOpenRoundHasADeadlineOfItsOwn) {
+  make(3, 1, std::chrono::milliseconds(300));
+  start({0, 1, 2});
+  for (const int island : {0, 1}) contribute(island, 1, 20, "a");
+  EXPECT_TRUE(hears_nothing(0));
+  for (const Deadline deadline(std::chrono::milliseconds(150)); !deadline.passed();) turn();
+  contribute(0, 2, 40, "b");
+  EXPECT_EQ(result(0), "1: a a");
+  EXPECT_TRUE(hears_nothing(0)) << "machine 1 has time";
+  contribute(1, 2, 40, "c");
+  EXPECT_EQ(result(0), "2: b c");
+}
+
+TEST_F(Rounds, OneThatComesBackHearsWhatCountedOfEachFragment) {
+  make(2, 1);
+  join(0, 0, 7, "", /*fragments=*/2);
+  join(1, 0, 7, "", /*fragments=*/2);
+  EXPECT_EQ(next(0).kind, Kind::kGive);
+  give(0, 0, "state");
+  const Heard first = next(1);
+  ASSERT_EQ(first.kind, Kind::kTakeFragments);
+  std::string nothing(sizeof(int64_t) + 1 + 4 * sizeof(int64_t), '\0');
+  nothing[sizeof(int64_t)] = 1;  // it starts with the others
+  EXPECT_EQ(first.body, nothing + "state") << "nothing has counted";
+  for (int64_t round = 1; round <= 3; ++round)
+    for (const int island : {0, 1}) contribute(island, round, 10 * round + island, "x");
+  for (int64_t round = 1; round <= 3; ++round) EXPECT_EQ(result(0), std::to_string(round) + ": x x");
+  send(1, Kind::kGone);
+  join(1, 0, 7, "", 2);
+  contribute(0, 4, 40, "a");
+  EXPECT_EQ(result(0), "4: a");
+  give(0, 4, "state");
+  Heard take = next(1);
+  while (take.kind == Kind::kResult) take = next(1);
+  ASSERT_EQ(take.kind, Kind::kTakeFragments);
+  std::string_view rest = take.body;
+  EXPECT_EQ(hub::take<int64_t>(rest), 4);
+  EXPECT_EQ(hub::take<uint8_t>(rest), 0);
+  for (const int64_t expected : {21, 2, 31, 3}) EXPECT_EQ(hub::take<int64_t>(rest), expected);
+  EXPECT_EQ(rest, "state");
 }
 
 TEST_F(Rounds, ALateMachineIsNotWaitedForAfterTheDeadline) {

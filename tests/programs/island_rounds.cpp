@@ -1,7 +1,8 @@
-// Counts samples by DiLoCo: island_rounds FOLDER STEPS SYNC_EVERY PAUSE_MS [NAN_MACHINE NAN_STEP]; with NAN_MACHINE
-// "all" the parameters of all machines are not finite from that step on. Each sample of each
-// machine has a number of its own in the model, to which its step adds 1. The outer copy becomes the mean over the
-// machines of a round, so a sample that counted once, in a round of k machines, has 1 / k in the end.
+// Counts samples by DiLoCo: island_rounds FOLDER STEPS SYNC_EVERY PAUSE_MS [NAN_MACHINE NAN_STEP [FRAGMENTS OVERLAP]];
+// with NAN_MACHINE "all" the parameters of all machines are not finite from that step on. Each sample of each
+// machine has a number of its own in each fragment of the model, to which its step adds 1. The outer copy becomes the
+// mean over the machines of a round, so a sample that counted once, in a round of k machines, has 1 / k in the end, and
+// 0 if its step was one of the OVERLAP ones after a turn: what is learned then is dropped.
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -10,6 +11,7 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -17,9 +19,16 @@
 namespace {
 
 struct NumbersImpl : torch::nn::Module {
-  explicit NumbersImpl(int64_t count) { numbers = register_parameter("numbers", torch::zeros({count})); }
-  torch::Tensor forward(int64_t at) { return -numbers[at]; }
-  torch::Tensor numbers;
+  NumbersImpl(int64_t count, int64_t fragments) {
+    for (int64_t i = 0; i < fragments; ++i)
+      numbers.push_back(register_parameter("numbers" + std::to_string(i), torch::zeros({count})));
+  }
+  torch::Tensor forward(int64_t at) {
+    torch::Tensor sum = -numbers.front()[at];
+    for (size_t i = 1; i < numbers.size(); ++i) sum = sum - numbers[i][at];
+    return sum;
+  }
+  std::vector<torch::Tensor> numbers;
 };
 TORCH_MODULE(Numbers);
 
@@ -50,9 +59,16 @@ int main(int argc, char** argv) {
     const lockstep::Island island = lockstep::island();
     (void)lockstep::island_shard(context);  // the samples are numbered by machines
     const int64_t first = island.number * steps;
-    Numbers net(island.count * steps);
+    const int64_t fragments = argc > 7 ? std::atoll(argv[7]) : 1, overlap = argc > 8 ? std::atoll(argv[8]) : 0;
+    Numbers net(island.count * steps, fragments);
     lockstep::DistributedDataParallel model(net, context);
-    lockstep::LocalSGD diloco(model, context, sync_every);
+    lockstep::DiLoCo diloco(model, context,
+                            {.sync_every = sync_every,
+                             .fragments = fragments,
+                             .overlap_steps = overlap,
+                             .mixing = 0,
+                             .outer_lr = 1,
+                             .outer_momentum = 0});
     torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(1));
     const std::string own = folder + "/machine_" + std::to_string(island.number);
     lockstep::Checkpointer checkpointer(own, context.group(), {.asynchronous = false});
@@ -65,7 +81,7 @@ int main(int argc, char** argv) {
       optimizer.step();
       if ((all_nan && step + 1 >= nan_step) || (island.number == nan_machine && step + 1 == nan_step)) {
         const at::NoGradGuard no_grad;
-        net->numbers[first].fill_(NAN);
+        for (const auto& numbers : net->numbers) numbers[first].fill_(NAN);
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(pause));
       if (diloco.step()) checkpointer.save(step + 1);
@@ -79,9 +95,17 @@ int main(int argc, char** argv) {
     std::ofstream figures(own + ".json");
     figures << "{\"rounds\": " << diloco.stats().rounds << ", \"hash\": \""
             << lockstep::hash(lockstep::state_dict(*net)) << "\", \"bytes_sent\": " << diloco.stats().bytes_sent
-            << ", \"wait_seconds\": " << diloco.stats().wait_seconds << ", \"machines\": [";
-    for (int machine = 0; machine < island.count; ++machine)
-      figures << (machine > 0 ? ", " : "") << counts_of(net->numbers.detach().narrow(0, machine * steps, steps));
+            << ", \"wait_seconds\": " << diloco.stats().wait_seconds << ", \"machines\": ";
+    const auto write = [&](const torch::Tensor& numbers) {
+      for (int machine = 0; machine < island.count; ++machine)
+        figures << (machine > 0 ? ", " : "[") << counts_of(numbers.detach().narrow(0, machine * steps, steps));
+      figures << "]";
+    };
+    write(net->numbers.front());
+    for (size_t i = 0; i < net->numbers.size(); ++i) {
+      figures << (i > 0 ? ", " : ", \"fragments\": [");
+      write(net->numbers[i]);
+    }
     figures << "]}\n";
     return 0;
   });

@@ -1,6 +1,6 @@
 // A Trainer of a network with a batch norm on machines that come and go: island_trainer FOLDER EPOCHS SYNC_EVERY
-// PAUSE_MS. Each machine appends a line for each epoch to FOLDER/machine_<n>.txt: its number, the hash of parameters
-// and averaged buffers, and the loss.
+// PAUSE_MS [FRAGMENTS OVERLAP]. Each machine appends a line for each epoch to FOLDER/machine_<n>.txt: its number, the
+// hash of parameters and averaged buffers, and the loss.
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -28,17 +28,19 @@ int main(int argc, char** argv) {
   return lockstep::run_program(argc, argv, [&] {
     const std::string folder = argv[1];
     const int epochs = std::atoi(argv[2]), sync_every = std::atoi(argv[3]), pause = std::atoi(argv[4]);
+    const int fragments = argc > 5 ? std::atoi(argv[5]) : 1, overlap = argc > 6 ? std::atoi(argv[6]) : 0;
     lockstep::Context context({.seed = 1});
     lockstep::DataLoader train(Curve(), lockstep::island_shard(context), {.batch_size = 8});
     lockstep::DataLoader test(Curve(), context, {.batch_size = 24, .exactly_once = true});
     torch::nn::Sequential net(torch::nn::Linear(2, 8), torch::nn::BatchNorm1d(8), torch::nn::Tanh(),
                               torch::nn::Linear(8, 1));
     torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.01));
-    lockstep::Trainer trainer(net.ptr(), optimizer, context,
-                              {.epochs = epochs,
-                               .diloco = lockstep::DiLoCoOptions{.sync_every = sync_every},
-                               .folder = folder + "/checkpoints",
-                               .progress = false});
+    lockstep::Trainer trainer(
+        net.ptr(), optimizer, context,
+        {.epochs = epochs,
+         .diloco = lockstep::DiLoCoOptions{.sync_every = sync_every, .fragments = fragments, .overlap_steps = overlap},
+         .folder = folder + "/checkpoints",
+         .progress = false});
     lockstep::Metrics metrics;
     lockstep::Mean& error = metrics.add("error", lockstep::Mean());
     trainer.evaluate_on(test, metrics, [&](lockstep::Batch& batch) {

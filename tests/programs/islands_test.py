@@ -193,8 +193,8 @@ class Islands(IslandsTest):
 class IslandsOfATrainer(IslandsTest):
     """Runs of island_trainer: 240 samples in batches of 8, so each epoch has 10 steps on three machines, and meetings after 4, 8 and 10."""
 
-    def begin_trainer(self, hosts, *options, epochs=4, pause=5):
-        program = [os.path.join(BIN, "island_trainer"), self.folder, epochs, 4, pause]
+    def begin_trainer(self, hosts, *options, epochs=4, pause=5, fragments=()):
+        program = [os.path.join(BIN, "island_trainer"), self.folder, epochs, 4, pause, *fragments]
         return self.begin(*hosts.lockstep_run([1] * len(hosts.names), "--islands", "--run-dir", "run", *options, "--", *program))
 
     def epochs(self, machine):
@@ -211,6 +211,14 @@ class IslandsOfATrainer(IslandsTest):
             self.assertEqual(self.epochs(machine), self.epochs(0), output)
         self.assertEqual(len(set(self.epochs(0).values())), 4, "they have trained")
         self.assertTrue(os.path.isdir(os.path.join(self.folder, "checkpoints", "machine_2")))
+
+    def test_fragments_that_overlap_are_equal_after_each_epoch(self):
+        with Hosts(2) as hosts:
+            output = self.ended(self.begin_trainer(hosts, fragments=(3, 2)), 0)
+        self.assertEqual({tuple(one["took_part"]) for one in self.rounds()}, {(0, 1)}, output)
+        self.assertEqual(set(self.epochs(0)), {0, 1, 2, 3})
+        self.assertEqual(self.epochs(1), self.epochs(0), output)
+        self.assertEqual(len(set(self.epochs(0).values())), 4, "they have trained")
 
     @thorough
     def test_a_machine_that_is_killed_ends_its_epochs_and_the_others_do_not_wait(self):
@@ -428,14 +436,6 @@ class IslandsInTrouble(IslandsTest):
         self.assertIn("the machines are asked to save and leave", output)
         self.assertNotEqual(process.returncode, 0, output)
         self.nothing_left(seconds=10)
-
-    def test_several_fragments_are_refused(self):
-        with Hosts(2) as hosts:
-            command = hosts.lockstep_run((1, 1), "--islands", "--run-dir", "run", os.path.join(BIN, "gpt_text"), "--epochs", "1", "--sync-every", "20", "--fragments", "2")
-            process = self.begin(*command)
-            output = process.communicate(timeout=120)[0]
-        self.assertNotEqual(process.returncode, 0)
-        self.assertIn("--islands` supports fragments = 1 only, and it is 2", output)
 
 
 if __name__ == "__main__":
