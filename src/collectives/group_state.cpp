@@ -13,13 +13,11 @@
 #include "collectives/groups_watch.h"
 #include "collectives/machine_memory.h"
 #include "collectives/single/single_backend.h"
+#include "collectives/unfinished.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep {
 namespace {
-
-/// How long a group that is destroyed waits for collectives that no thread waits for.
-constexpr std::chrono::seconds kToFinish{5};
 
 std::atomic<bool> has_told{false};
 
@@ -34,11 +32,7 @@ void finish_group(Group::State& group, const Deadline& deadline, bool is_told) n
     if (why.empty()) why = group.device_calls.problem();
     if (why.empty() || !is_told) return;
     has_told = true;
-    own_page().fail(RankFailure::kMismatch, -1, why);
-    TORCH_WARN("rank ", group.rank, " of ", group.world_size,
-               " leaves a group in which it never waited for an operation that did not complete: ", why,
-               group.on_page.names_of_ranks(),
-               "\nCall wait() on every Work that an _async call returns: it throws this as an Error");
+    tell_unfinished(group.rank, group.world_size, why, group.on_page.names_of_ranks());
   } catch (const std::exception&) {
     // A store or a rank is gone, which the engines report.
   }

@@ -300,6 +300,20 @@ class UnderLockstepRun(unittest.TestCase):
         self.assertIn("rank 0 waits for rank 1 in the group of all ranks, rank 1 for rank 0 in process group 1 (ranks 0, 1)", done.stderr)
         self.assertIn("use the groups in the same order on every rank", done.stderr)
 
+    def test_a_collective_that_nobody_waited_for(self):
+        program = ("import torch, torch.distributed as dist\n"
+                   "dist.init_process_group('lockstep')\n"
+                   "work = dist.all_reduce(torch.ones(3 + dist.get_rank()), async_op=True)\n"
+                   "{}\n"
+                   "dist.destroy_process_group()\n")
+        done = self.launch("-c", program.format(""), options=["--tee", "all"])
+        for rank, elements in ((0, 3), (1, 4)):
+            self.assertRegex(done.stderr, f"rank {rank} of 2 leaves a group in which it never waited .*float32, {elements} elements")
+        waits = "try: work.wait()\nexcept dist.DistBackendError as error: print(str(error).splitlines()[0])"
+        done = self.launch("-c", program.format(waits), options=["--tee", "all"])
+        self.assertEqual(done.stdout.count("ranks disagree"), 2, done.stdout)
+        self.assertNotIn("leaves a group", done.stderr)
+
     def test_a_rank_that_is_done_before_the_others(self):
         self.assertRegex(self.train("lockstep", "leaves", 44), "^lockstep: rank 1 of 2 ended with exit code 0 while rank 0 needed it")
 

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "collectives/shm/backend/c10d_meeting_store.h"
 #include "collectives/shm/backend/make_backend.h"
+#include "collectives/unfinished.h"
 #include "rank_page/rank_board.h"
 
 namespace lockstep::shm_engine {
@@ -199,7 +200,10 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::merge(const c10::intrusive_ptr<c10
 }
 
 void ShmBackend::shutdown() {
-  if (shared_) shared_->core().leave();
+  if (!shared_) return;
+  const std::string why = shared_->core().finish(Deadline(kToFinish));
+  if (!why.empty()) tell_unfinished(getRank(), getSize(), why);
+  shared_->core().leave();
 }
 
 void ShmBackend::abort() { interrupt("abort() was called on the group"); }
