@@ -8,9 +8,17 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <lockstep/error.h>
 #include <lockstep/zero_redundancy_optimizer.h>
 
+#include "base/shared_weights.h"
+#include "base/weights_set.h"
+#include "collectives/sample.h"
+#include "collectives/storages.h"
+#include "data_parallel/replica_state.h"
 #include "python_replica.h"
+#include "rank_page/operation_label.h"
+#include "reducer/gradient_marks.h"
 
 namespace lockstep::python {
 namespace {
@@ -72,6 +80,51 @@ void load(AdamLike& state, const py::dict& from) {
   state.exp_avg(tensor_of(from, "exp_avg"));
   state.exp_avg_sq(tensor_of(from, "exp_avg_sq"));
   state.max_exp_avg_sq(tensor_of(from, "max_exp_avg_sq"));
+}
+
+TensorSet set_of(const std::vector<at::Tensor>& tensors) {
+  TensorSet set;
+  for (const at::Tensor& tensor : tensors) set.insert(tensor.unsafeGetTensorImpl());
+  return set;
+}
+
+/// Called when a GradScaler of torch has divided the gradients of an optimizer by `scale`. Returns whether it has found
+/// infinity or NaN on any rank. `accept`: nothing else has changed them since backward.
+/// REQUIRES: every rank calls it.
+bool unscaled(const PythonReplica& replica, const std::vector<at::Tensor>& parameters, double scale, bool found,
+              bool accept) {
+  const TensorSet set = set_of(parameters);
+  const auto known = known_gradients(set);
+  TORCH_CHECK(!known || !known->settled,
+              "GradScaler: clip_grad_norm() has already taken the gradients, which had the scale; call "
+              "scaler.unscale_(optimizer) before it");
+  if (accept) accept_gradients(set);
+  const Group& group = state_of(replica).group;
+  if (group.world_size() == 1) return found;
+  TORCH_CHECK(
+      !known || known->ranks,
+      "GradScaler: gradients of passes within no_sync() or accumulate() are not reduced yet, or this rank is in "
+      "join(), where ranks may have no gradients to divide; call the scaler's unscale_() and step() outside");
+  const OperationLabel label("GradScaler");
+  const auto rounded = static_cast<float>(scale);
+  const at::Tensor said = at::tensor({found ? 1.0F : 0.0F, rounded, -rounded});
+  group.all_reduce(said, ReduceOp::kMax);
+  const auto* numbers = said.const_data_ptr<float>();
+  if (numbers[1] != -numbers[2])
+    throw Error(c10::str("GradScaler: the ranks have different scales, from ", -numbers[2], " to ", numbers[1],
+                         "; make it with the same options and load the same state on every rank"));
+  return numbers[0] > 0;
+}
+
+/// Whether ranks hold one copy of these parameters, which something has changed that may not.
+bool are_wrong(const std::vector<at::Tensor>& parameters) {
+  return !trouble_of(shared_weights_in(storages_of(parameters))).empty();
+}
+
+/// Called when a module has loaded these values into these parameters, as every rank may.
+void note_loaded(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& values) {
+  const auto storages = storages_of(parameters);
+  if (!shared_weights_in(storages).empty()) note_weights_loaded(storages, samples_of(values));
 }
 
 /// The three optimizers as seen by Python.
@@ -136,6 +189,11 @@ void bind_optimizer(py::module_& module) {
       .def("step", &Stepper::step)
       .def("state", &Stepper::state)
       .def("load_state", &Stepper::load_state);
+  module.def("gradients_were_changed",
+             [](const std::vector<at::Tensor>& parameters) { return gradients_were_changed(set_of(parameters)); });
+  module.def("unscaled", &unscaled, py::call_guard<py::gil_scoped_release>());
+  module.def("are_wrong", &are_wrong);
+  module.def("note_loaded", &note_loaded);
   module.def("make_sgd", &make<SGD, SGDOptions, SGDParamState>);
   module.def("make_adam", &make<Adam, AdamOptions, AdamParamState>);
   module.def("make_adamw", &make<AdamW, AdamWOptions, AdamWParamState>);

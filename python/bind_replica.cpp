@@ -18,6 +18,7 @@
 #include "python_module.h"
 #include "python_names.h"
 #include "python_replica.h"
+#include "rank_page/operation_label.h"
 
 namespace lockstep::python {
 namespace {
@@ -52,6 +53,20 @@ std::optional<Group> make_group_within(const c10::intrusive_ptr<c10d::Backend>& 
   auto shared = shared_engine(engine, has_timeout_of_its_own ? std::optional(timeout) : std::nullopt);
   if (!shared) return std::nullopt;
   return make_group_over(std::move(shared), store, rank, world_size, factories_of(timeout));
+}
+
+/// Throws on all ranks if they gave different timeouts, or some gave none.
+/// REQUIRES: every rank calls it.
+void check_same_timeout(const Group& group, std::optional<std::chrono::milliseconds> timeout) {
+  const OperationLabel label("attach()");
+  const int64_t own = timeout ? timeout->count() : 0;
+  const at::Tensor all = group.all_gather(at::scalar_tensor(own, at::kLong));
+  const auto* said = all.const_data_ptr<int64_t>();
+  const auto text = [](int64_t one) { return one == 0 ? "none" : std::to_string(one) + " ms"; };
+  for (int rank = 1; rank < group.world_size(); ++rank)
+    if (said[rank] != said[0])
+      throw Error("lockstep.attach(): timeout is " + text(said[0]) + " on rank 0 and " + text(said[rank]) +
+                  " on rank " + std::to_string(rank) + "; give the same one on every rank");
 }
 
 DistributedDataParallelOptions options_of(const py::dict& from) {
@@ -243,6 +258,7 @@ void bind_replica(py::module_& module) {
           "close", [](const Group& group) { lockstep::close(group); }, Unlocked());
   module.def("make_group", &make_python_group, Unlocked());
   module.def("make_group_within", &make_group_within, Unlocked());
+  module.def("check_same_timeout", &check_same_timeout, Unlocked());
   module.def(
       "make_single_group", [] { return make_group(nullptr, 0, 1, {}); }, Unlocked());
   py::class_<PythonGuard>(module, "Guard").def("end", &PythonGuard::end);

@@ -14,8 +14,9 @@ class AttachTrainer(Trainer):
         super().create_accelerator_and_postprocess()
         self.accelerator.prepare_model = self.attach_model
 
-    def attach_model(self, model, **_):
-        lockstep.attach(model)
+    def attach_model(self, model, evaluation_mode=False, **_):
+        if not evaluation_mode and not hasattr(self, "replica"):
+            self.replica = lockstep.attach(model)
         return model
 
 
@@ -26,8 +27,10 @@ def train(attached=True):
     examples = [{"input_ids": row, "labels": row} for row in tokens]
     with tempfile.TemporaryDirectory() as folder:
         options = TrainingArguments(folder, use_cpu=True, per_device_train_batch_size=4, num_train_epochs=1, report_to=[],
-                                    save_strategy="no", disable_tqdm=True, logging_strategy="no", seed=0)
-        (AttachTrainer if attached else Trainer)(model, options, train_dataset=examples).train()
+                                    save_strategy="no", disable_tqdm=True, logging_strategy="no", seed=0, eval_strategy="epoch")
+        trainer = (AttachTrainer if attached else Trainer)(model, options, train_dataset=examples, eval_dataset=examples[:8])
+        trainer.train()
+        trainer.evaluate()
     return model
 
 

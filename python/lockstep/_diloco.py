@@ -1,13 +1,12 @@
 """DiLoCo: machines that synchronise every many steps."""
 
-import operator
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, Optional, Sequence
 
 import torch
 import torch.distributed as dist
 
 import lockstep
-from lockstep import _groups
+from lockstep import _arguments, _groups
 from lockstep._replica import Replica, _choice, _replicas
 
 _C = lockstep._extension()
@@ -16,19 +15,18 @@ if TYPE_CHECKING:
 
 
 def _whole(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"DiLoCo: {name} is {value!r}; it must be an int") from None
+    number = _arguments.whole("DiLoCo", name, value)
     if abs(number) >= 2**63:
         raise ValueError(f"DiLoCo: {name} is {number}, which is no number of steps or parts")
     return number
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, (int, float)):
-        return float(value)
-    raise TypeError(f"DiLoCo: {name} is {value!r}; it must be a number")
+    return _arguments.number("DiLoCo", name, value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    return _arguments.flag("DiLoCo", name, value)
 
 
 class DiLoCo:
@@ -63,9 +61,9 @@ class DiLoCo:
             raise RuntimeError("DiLoCo: this Replica was detached from its module; attach again")
         options = dict(sync_every=_whole("sync_every", sync_every), fragments=_whole("fragments", fragments),
                        overlap_steps=_whole("overlap_steps", overlap_steps), mixing=_number("mixing", mixing),
-                       wire=_choice(_C.Wire, "wire", wire), error_feedback=bool(error_feedback),
+                       wire=_choice(_C.Wire, "wire", wire), error_feedback=_flag("error_feedback", error_feedback),
                        outer_lr=_number("outer_lr", outer_lr), outer_momentum=_number("outer_momentum", outer_momentum),
-                       nesterov=bool(nesterov), max_nonfinite_rounds=_whole("max_nonfinite_rounds", max_nonfinite_rounds))
+                       nesterov=_flag("nesterov", nesterov), max_nonfinite_rounds=_whole("max_nonfinite_rounds", max_nonfinite_rounds))
         own = _groups.of(group, None)
         self._replica = replica
         self._core: Any = None
@@ -101,16 +99,18 @@ class DiLoCo:
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """On as many machines and ranks as it was saved on, whose models are loaded as well."""
-        self._here().load_state_dict(list(state.items()))
+        self._here().load_state_dict(_arguments.tensors("DiLoCo.load_state_dict()", "state", state))
 
     def load_from_ranks(self, states: Sequence[Mapping[str, torch.Tensor]]) -> None:
         """The states of other machines or ranks, in rank order. Parameters become the outer copy. Every rank calls it."""
-        listed: List[Any] = [list(state.items()) for state in states]
-        self._here().load_from_ranks(listed)
+        call = "DiLoCo.load_from_ranks()"
+        if isinstance(states, Mapping) or not isinstance(states, Iterable):
+            raise _arguments.wrong(call, "states", states, "a list with the state of each rank")
+        self._here().load_from_ranks([_arguments.tensors(call, f"states[{rank}]", state) for rank, state in enumerate(states)])
 
     def fits_ranks(self, state: Mapping[str, torch.Tensor]) -> bool:
         """Whether load_state_dict() takes such a state. The same on all ranks."""
-        return self._here().fits_ranks(list(state.items()))
+        return self._here().fits_ranks(_arguments.tensors("DiLoCo.fits_ranks()", "state", state))
 
     def _here(self) -> Any:
         if self._core is None:

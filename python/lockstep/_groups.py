@@ -50,8 +50,14 @@ def of(group: Optional[dist.ProcessGroup], timeout: Optional[datetime.timedelta]
         entry = _known.setdefault(group, _Entry())
     with entry.lock:
         if entry.group is None:
-            entry.group, entry.is_own = _make(group, timeout)
-            entry.timeout = timeout
+            made, is_own = _make(group, timeout)
+            try:
+                _C.check_same_timeout(made, timeout)
+            except BaseException:
+                if is_own:
+                    made.close()
+                raise
+            entry.group, entry.is_own, entry.timeout = made, is_own, timeout
         elif timeout is not None and timeout != entry.timeout:
             known = "without one" if entry.timeout is None else f"with {entry.timeout.total_seconds():g} s"
             raise ValueError(f"lockstep.attach(): a timeout of {timeout.total_seconds():g} s, but a module was attached to this group {known}; "

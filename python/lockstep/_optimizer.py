@@ -1,11 +1,14 @@
 """ZeroRedundancyOptimizer: one optimizer state for all ranks, of which each steps its part."""
 
+import functools
+import threading
 import weakref
 from typing import Any, Callable, Optional, Union
 
 import torch
 
 import lockstep
+from lockstep import _arguments
 from lockstep._replica import Replica, _replicas
 
 _C = lockstep._extension()
@@ -13,6 +16,7 @@ _C = lockstep._extension()
 # What the kernels step, and what torch calls it. Adam may decay as AdamW does.
 _MAKERS = {torch.optim.SGD: _C.make_sgd, torch.optim.Adam: _C.make_adam, torch.optim.AdamW: _C.make_adamw}
 _ONLY_TORCHS = ("optimizer_class", "process_group", "parameters_as_bucket_view", "overlap_with_ddp")
+_watching, _watching_loads = threading.Lock(), threading.Lock()
 _NUMBERS = ("lr", "betas", "eps", "weight_decay", "amsgrad", "momentum", "dampening", "nesterov")
 
 
@@ -29,8 +33,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     other has saved. Every rank makes it and calls step(), with the same options.
 
     step() takes the mean over the ranks, not backward: until then .grad is what this rank has computed itself. Limit
-    its norm by replica.clip_grad_norm(). The parameters move into memory that the other ranks reach: views of them
-    that were made before show the old memory. shared_parameters: they lie there once for all ranks.
+    its norm by replica.clip_grad_norm(). torch.amp.GradScaler works with it: all ranks leave out the same steps. The
+    parameters move into memory that the other ranks reach: views of them that were made before show the old memory.
+    shared_parameters: they lie there once for all ranks.
 
     `state` is filled by state_dict(). The formulas are torch's, without fused multiply-adds: results differ from
     torch's in the last place.
@@ -39,6 +44,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     def __init__(self, replica: Replica, optimizer: Union[type, torch.optim.Optimizer] = torch.optim.AdamW, *,
                  shared_parameters: bool = False, **options: Any):
         self._check_arguments(replica, options)
+        shared_parameters = _arguments.flag("ZeroRedundancyOptimizer", "shared_parameters", shared_parameters)
         if isinstance(optimizer, torch.optim.Optimizer):
             if options:
                 raise TypeError(f"ZeroRedundancyOptimizer: {', '.join(options)} given together with an optimizer; give the options to that "
@@ -55,6 +61,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         if kind is torch.optim.Adam and any(group.get("decoupled_weight_decay") for group in self.param_groups):
             kind = torch.optim.AdamW
         self._options()  # refuses what the kernels do not know before the parameters move
+        _watch_scalers()
+        if shared_parameters:
+            _watch_loads()
+        self._replica = weakref.ref(replica)
         self._kind = kind
         self._ids = {id(p) for group in groups for p in group}
         self._stepper = _MAKERS[kind](replica._core, groups, shared_parameters)
@@ -109,6 +119,15 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self._stepper.step(self._options())
         return loss
 
+    def _unscaled(self, inverse: float, found: torch.Tensor, accept: bool) -> None:
+        """A GradScaler has divided the gradients, and found infinity or NaN on this rank or not: all ranks are to leave out the step."""
+        replica = self._replica()
+        if self._stepper is not None and replica is not None:
+            found.fill_(_C.unscaled(replica._core, self._parameters(), 1 / inverse, found.item() > 0, accept))
+
+    def _parameters(self) -> list:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
     def state_dict(self) -> dict:
         self._pull()
         return super().state_dict()
@@ -152,3 +171,43 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
 def _number(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def _watch_scalers() -> None:
+    """From now on, once. A GradScaler divides gradients in place and looks for infinity on its own rank; torch has no hook for that."""
+    if not _watching.acquire(blocking=False):
+        return
+    divide = torch.amp.GradScaler._unscale_grads_
+
+    @functools.wraps(divide)
+    def divide_on_all_ranks(scaler: Any, optimizer: Any, inv_scale: torch.Tensor, found_inf: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        if not isinstance(optimizer, ZeroRedundancyOptimizer):
+            return divide(scaler, optimizer, inv_scale, found_inf, *rest, **named)
+        accept = not _C.gradients_were_changed(optimizer._parameters())
+        found = divide(scaler, optimizer, inv_scale, found_inf, *rest, **named)
+        found = found or {found_inf.device: found_inf}  # without a gradient on this rank there may be one on others
+        for one in found.values():
+            optimizer._unscaled(inv_scale.item(), one, accept)
+        return found
+
+    setattr(torch.amp.GradScaler, "_unscale_grads_", divide_on_all_ranks)
+
+
+def _watch_loads() -> None:
+    """From now on, once. All ranks may load the same state into parameters that they share, and no other change is known to be the same.
+    A hook of the module itself would be pickled with it."""
+    if not _watching_loads.acquire(blocking=False):
+        return
+    load = torch.nn.Module.load_state_dict
+
+    @functools.wraps(load)
+    def load_and_tell(module: torch.nn.Module, state_dict: Any, *rest: Any, **named: Any) -> Any:
+        own = dict(module.named_parameters(remove_duplicate=False))
+        there = [name for name in own if isinstance(state_dict.get(name), torch.Tensor)]
+        stay_wrong = len(there) < len(own) and _C.are_wrong(list(own.values()))  # loading a part does not repair the rest
+        result = load(module, state_dict, *rest, **named)
+        if there and not stay_wrong:
+            _C.note_loaded([own[name] for name in there], [state_dict[name] for name in there])
+        return result
+
+    setattr(torch.nn.Module, "load_state_dict", load_and_tell)

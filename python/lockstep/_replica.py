@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import datetime
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Optional, Sequence, Union
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import lockstep
-from lockstep import _groups
+from lockstep import _arguments, _groups
 
 _C = lockstep._extension()
 if TYPE_CHECKING:
@@ -50,15 +51,15 @@ def attach(module: torch.nn.Module, group: Optional[dist.ProcessGroup] = None, *
     timeout: of one collective; without it the group's. All modules that are attached to a group have the same.
     """
     _check(module)
-    for option, names in (("parameters_to_ignore", parameters_to_ignore), ("delay_all_reduce_named_params", delay_all_reduce_named_params)):
-        if isinstance(names, str):
-            raise TypeError(f"lockstep.attach(): {option} is a list of names, not one string; write [{names!r}]")
-    _check_names(module, parameters_to_ignore)
-    options = dict(first_bucket_cap_mb=first_bucket_cap_mb, bucket_cap_mb=bucket_cap_mb,
+    call = "lockstep.attach()"
+    options = dict(first_bucket_cap_mb=_arguments.number(call, "first_bucket_cap_mb", first_bucket_cap_mb),
+                   bucket_cap_mb=_arguments.number(call, "bucket_cap_mb", bucket_cap_mb),
                    reduction=_choice(_C.GradientReduction, "reduction", reduction),
-                   buffers=_choice(_C.BufferPolicy, "buffers", buffers), init_sync=init_sync,
-                   delay_all_reduce_named_params=list(delay_all_reduce_named_params),
-                   parameters_to_ignore=list(parameters_to_ignore), keep_freed_memory=keep_freed_memory)
+                   buffers=_choice(_C.BufferPolicy, "buffers", buffers), init_sync=_arguments.flag(call, "init_sync", init_sync),
+                   delay_all_reduce_named_params=_arguments.names(call, "delay_all_reduce_named_params", delay_all_reduce_named_params),
+                   parameters_to_ignore=_arguments.names(call, "parameters_to_ignore", parameters_to_ignore),
+                   keep_freed_memory=_arguments.flag(call, "keep_freed_memory", keep_freed_memory))
+    _check_names(module, options["parameters_to_ignore"])
     own = _groups.of(group, timeout)
     with _groups.turn(own):
         return Replica(module, own, options)
@@ -124,7 +125,7 @@ class Replica:
     @contextlib.contextmanager
     def accumulate(self, n: int) -> Iterator["Replica"]:
         """Within, only every n-th backward reduces gradients; step_complete() says whether the last one did."""
-        guard = self._core.accumulate(n)
+        guard = self._core.accumulate(_arguments.whole("Replica.accumulate()", "n", n))
         try:
             yield self
         finally:
@@ -144,7 +145,7 @@ class Replica:
 
     def set_weight(self, weight: float) -> None:
         """With reduction="weighted_mean": the weight (samples, tokens) of this rank's next gradients."""
-        self._core.set_weight(weight)
+        self._core.set_weight(_arguments.number("Replica.set_weight()", "weight", weight))
 
     def join(self, body: Callable[[], None], *, divide_by_initial_world_size: bool = True,
              throw_on_early_termination: bool = False, shadow: Optional[Callable[[], None]] = None) -> None:
@@ -154,15 +155,19 @@ class Replica:
         returned; then every rank gets the parameters and buffers of the last rank that had inputs. `shadow` runs on it
         after each of those reductions: put the optimizer's step there if its state should follow.
         """
-        self._core.join(body, divide_by_initial_world_size, throw_on_early_termination, shadow)
+        call = "Replica.join()"
+        self._core.join(_arguments.function(call, "body", body),
+                        _arguments.flag(call, "divide_by_initial_world_size", divide_by_initial_world_size),
+                        _arguments.flag(call, "throw_on_early_termination", throw_on_early_termination),
+                        None if shadow is None else _arguments.function(call, "shadow", shadow))
 
     def broadcast_parameters(self, root: int = 0) -> None:
         """Sets every parameter and buffer to rank `root`'s. Every rank calls it."""
-        self._core.broadcast_parameters(root)
+        self._core.broadcast_parameters(_arguments.whole("Replica.broadcast_parameters()", "root", root))
 
     def average_parameters(self, weight: float = 1) -> None:
         """Sets parameters and floating-point buffers to the mean over the ranks, weighted. Every rank calls it."""
-        self._core.average_parameters(weight)
+        self._core.average_parameters(_arguments.number("Replica.average_parameters()", "weight", weight))
 
     def refresh(self) -> None:
         """Attaches to the module as it is now, after an edit or a change of requires_grad. Every rank calls it."""
@@ -179,11 +184,13 @@ class Replica:
         `buffers_as_left`: buffers other than batch norm's statistics are also compared before they follow rank 0, for those that every
         rank computes from the same numbers.
         """
-        self._core.check_divergence_every(every_n_steps, buffers_as_left)
+        call = "Replica.check_divergence_every()"
+        self._core.check_divergence_every(_arguments.whole(call, "every_n_steps", every_n_steps),
+                                          _arguments.flag(call, "buffers_as_left", buffers_as_left))
 
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> float:
         """As torch.nn.utils.clip_grad_norm_; with a ZeroRedundancyOptimizer it takes its place, on every rank."""
-        return self._core.clip_grad_norm(max_norm, norm_type)
+        return self._clipped("Replica.clip_grad_norm()", max_norm, norm_type)
 
     def clip_grad_norm_(self, parameters: Union[torch.Tensor, Iterable[torch.Tensor]], max_norm: float, norm_type: float = 2.0,
                         error_if_nonfinite: bool = False, foreach: Optional[bool] = None) -> torch.Tensor:
@@ -194,7 +201,7 @@ class Replica:
             if id(tensor) not in given:
                 raise ValueError(f"Replica.clip_grad_norm_(): {name} is not among the parameters; the norm is that of all gradients which "
                                  "the replica averages")
-        norm = torch.tensor(self._core.clip_grad_norm(float(max_norm), float(norm_type)))
+        norm = torch.tensor(self._clipped("Replica.clip_grad_norm_()", max_norm, norm_type))
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(f"the norm of the gradients is {norm.item()}, so they cannot be clipped")
         return norm
@@ -224,7 +231,7 @@ class Replica:
 
     def set_rank_comparison(self, on: bool) -> None:
         """Whether stats() says which rank is late. Every rank calls it."""
-        self._core.set_rank_comparison(on)
+        self._core.set_rank_comparison(_arguments.flag("Replica.set_rank_comparison()", "on", on))
 
     def communication_seconds(self) -> float:
         """How long this rank has waited for communication: the part not hidden behind backward."""
@@ -239,6 +246,9 @@ class Replica:
 
     def __reduce__(self) -> Any:
         raise TypeError("a lockstep.Replica belongs to its process and cannot be pickled; save the module's state_dict()")
+
+    def _clipped(self, call: str, max_norm: float, norm_type: float) -> float:
+        return self._core.clip_grad_norm(_arguments.number(call, "max_norm", max_norm), _arguments.number(call, "norm_type", norm_type))
 
     def _trained(self) -> list:
         """(name, parameter) of those whose gradients are averaged."""
@@ -275,7 +285,7 @@ class _Detached:
 
 def _choice(kind: Any, option: str, value: str) -> Any:
     choices = kind.__members__
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{option} is {value!r}; it must be one of {', '.join(map(repr, choices))}")
     return choices[value]
 
@@ -291,6 +301,17 @@ def _check(module: Any) -> None:
             what = f"its layer {name}" if name else "this module"
             raise TypeError(f"lockstep.attach(): {what} is a DistributedDataParallel, which averages the gradients itself; leave "
                             "DistributedDataParallel out, and attach to the module that it was given")
+    fully_sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
+    for name, layer in module.named_modules():
+        if fully_sharded and isinstance(layer, fully_sharded):
+            raise TypeError(f"lockstep.attach(): {f'its layer {name}' if name else 'this module'} is a FullyShardedDataParallel, which averages "
+                            "the gradients itself; leave attach() out")
+    parts = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if parts and isinstance(tensor, parts):
+            raise TypeError(f"lockstep.attach(): {name} is a DTensor, which torch distributes over the ranks itself, as after fully_shard(), "
+                            "distribute_module() or parallelize_module(); attach() takes modules whose tensors are whole on every rank: "
+                            "leave out one of the two")
     lazy = [name for named in (module.named_parameters(), module.named_buffers()) for name, tensor in named
             if torch.nn.parameter.is_lazy(tensor)]
     if lazy:

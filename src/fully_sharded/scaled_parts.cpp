@@ -14,6 +14,7 @@ ScaledParts::ScaledParts(const Group& group, std::deque<Unit>& units)
                         mark_gradients(units);
                       },
                   .know = [this](const TensorSet& parameters) { return known(parameters); },
+                  .changed = [](const TensorSet& /*parameters*/) { return false; },
                   .waits = [this](const ScaledPasses& scaled) { return record_.still_scaled_by(scaled, parts_); },
                   .stepped =
                       [this] {

@@ -53,8 +53,8 @@ class DeferredReduction final : public Reduction {
   bool is_settled() const { return stage() == Stage::kSettled; }
   void end_step(const Settlement& settlement, bool others_read);
 
-  /// Accepts changes made to the gradients since backward.
-  void accept_changes() { changes_.remember(); }
+  /// By other code, since backward.
+  GradientChanges& changes() { return changes_; }
   /// Takes over from another reducer of the same ranks, whose gradients are now in the buckets.
   void take_over_from(const DeferredReduction& before);
 

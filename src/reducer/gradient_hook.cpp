@@ -63,6 +63,10 @@ class BeforeAccumulation final : public torch::autograd::FunctionPreHook {
     dropped_ = nullptr;
     return std::move(listed_.runner);
   }
+  /// Compiled autograd asks the first hook that it meets to be compiled.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*of*/) const override {
+    translating([] { TORCH_CHECK(false, kCompiledAutograd); });
+  }
   variable_list operator()(const variable_list& gradients) override {
     if (!listed_.list || listed_.list->empty()) {
       tell(gradients);

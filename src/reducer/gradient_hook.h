@@ -15,6 +15,12 @@
 
 namespace lockstep {
 
+/// Compiled autograd is told so when it meets a hook.
+inline constexpr const char* kCompiledAutograd =
+    "compiled autograd cannot run this backward: it would compile the hooks that send gradients to the other ranks. "
+    "Call "
+    "backward() without it (torch._dynamo.config.compiled_autograd = False); the forward may be compiled";
+
 /// Called while the gradient of one parameter is computed, on the thread that runs that part of the backward.
 struct GradientEvents {
   /// Called before a gradient is accumulated into .grad. May be empty.

@@ -73,6 +73,12 @@ std::optional<KnownGradients> known_gradients(const TensorSet& parameters) {
   return all;
 }
 
+bool gradients_were_changed(const TensorSet& parameters) {
+  const MutexLock lock(registry().mutex);
+  return std::any_of(registry().list.begin(), registry().list.end(),
+                     [&](const AcceptingGradients* one) { return one->questions_.changed(parameters); });
+}
+
 bool scaled_gradients_wait(const ScaledPasses& scaled) {
   const MutexLock lock(registry().mutex);
   return std::any_of(registry().list.begin(), registry().list.end(),

@@ -67,6 +67,7 @@ struct GradientQuestions {
   std::function<void(const TensorSet& parameters)> accept;
   /// None if it follows none of the parameters.
   std::function<std::optional<KnownGradients>(const TensorSet& parameters)> know;
+  std::function<bool(const TensorSet& parameters)> changed;
   std::function<bool(const ScaledPasses& scaled)> waits;
   std::function<std::string()> stepped;
 };
@@ -82,6 +83,7 @@ class AcceptingGradients {
  private:
   friend void accept_gradients(const TensorSet& parameters);
   friend std::optional<KnownGradients> known_gradients(const TensorSet& parameters);
+  friend bool gradients_were_changed(const TensorSet& parameters);
   friend bool scaled_gradients_wait(const ScaledPasses& scaled);
   friend std::string stepped_beside_scaler();
   const GradientQuestions questions_;
@@ -93,6 +95,10 @@ void accept_gradients(const TensorSet& parameters);
 
 /// The combined knowledge of all reducers. None: no reducer follows one of these parameters.
 std::optional<KnownGradients> known_gradients(const TensorSet& parameters);
+
+/// Whether other code has changed this rank's gradients of these parameters since backward, while an optimizer is to
+/// sum them in its step.
+bool gradients_were_changed(const TensorSet& parameters);
 
 /// Whether .grad of a parameter that a reducer follows has the present scale of the GradScaler that has `scaled`.
 bool scaled_gradients_wait(const ScaledPasses& scaled);

@@ -157,7 +157,7 @@ void Reducer::accept_changes(const TensorSet& parameters) {
   const MutexLock lock(tracker_.mutex);
   parts_.record.unscaled(parts_.plan.tensors, parameters);
   if (step_ != nullptr && parameters.contains(parts_.plan.tensors.front().unsafeGetTensorImpl()))
-    deferred_->accept_changes();
+    deferred_->changes().remember();
 }
 
 std::optional<KnownGradients> Reducer::known_gradients(const TensorSet& parameters) const {

@@ -126,6 +126,11 @@ class Reducer {
   const AcceptingGradients accepting_{
       {.accept = [this](const TensorSet& parameters) { accept_changes(parameters); },
        .know = [this](const TensorSet& parameters) { return known_gradients(parameters); },
+       .changed =
+           [this](const TensorSet& parameters) {
+             const MutexLock lock(tracker_.mutex);
+             return step_ != nullptr && parts_.plan.first_of(parameters) && !deferred_->changes().found().empty();
+           },
        .waits = [this](const ScaledPasses& scaled) { return has_gradients_scaled_by(scaled); },
        .stepped = [this] { return stepped_beside_scaler(); }}};
 };

@@ -52,6 +52,25 @@ TEST(Generation, IsOfTheRanksThatLiveWhateverEarlierOnesLeft) {
   }
 }
 
+TEST(Generation, RanksThatWereGivenOtherWorldSizesAreToldBoth) {
+  for (const int other : {2, 4}) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    std::vector<std::string> told(2);
+    const auto join = [&](int rank, int size) {
+      try {
+        agree_on_generation(*store, rank, size, std::chrono::seconds(20));
+      } catch (const Error& error) {
+        told[static_cast<size_t>(rank)] = error.what();
+      }
+    };
+    std::thread one([&] { join(1, other); });
+    join(0, 3);
+    one.join();
+    const std::string text = "rank 0 was started as one of 3 ranks, rank 1 as one of " + std::to_string(other);
+    for (const std::string& each : told) EXPECT_EQ(each.rfind(text, 0), 0U) << each;
+  }
+}
+
 TEST(Generation, MissingRanksAreNamed) {
   using Ranks = std::vector<int>;
   auto store = c10::make_intrusive<c10d::HashStore>();

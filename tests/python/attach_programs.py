@@ -107,9 +107,13 @@ def network():
     return nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 100), nn.BatchNorm1d(100), nn.ReLU(), nn.Linear(100, 5))
 
 
-def backward(model, step, rank, inputs=20):
+def loss_of(model, step, rank, inputs=20):
     torch.manual_seed(1000 * step + rank)
-    loss = nn.functional.cross_entropy(model(torch.randn(8, inputs)), torch.randint(5, (8,)))
+    return nn.functional.cross_entropy(model(torch.randn(8, inputs)), torch.randint(5, (8,)))
+
+
+def backward(model, step, rank, inputs=20):
+    loss = loss_of(model, step, rank, inputs)
     loss.backward()
     return loss.item()
 

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -238,6 +239,39 @@ class Ends(unittest.TestCase):
     def test_a_group_that_was_destroyed(self):
         for text in self.told(2, end_programs.trains_after_the_group_was_destroyed):
             self.assertIn("left the group", text)
+
+    def test_a_failure_that_was_thrown_is_not_warned_of_again(self):
+        """When a rank ends, it warns of operations that failed unnoticed: here the program has caught the failure."""
+        program = """if True:
+            import os, signal, sys, threading, time, torch, torch.distributed as dist, lockstep
+            how, first = sys.argv[1], os.environ["RANK"] == "0"
+            model = torch.nn.Linear(2, 2)
+            replica = lockstep.attach(model)
+            if how == "interrupted":
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start() if first else time.sleep(1.5)
+            try:
+                if how == "dropped":
+                    dist.all_reduce(torch.ones(3 + int(first)), async_op=True)
+                    time.sleep(0.5)
+                else:
+                    dist.barrier() if first and how == "differs" else model(torch.ones(1, 2)).sum().backward()
+            except (RuntimeError, KeyboardInterrupt) as error:
+                print("caught", type(error).__name__)
+        """
+        for how, warns in (("differs", False), ("interrupted", False), ("dropped", True)):
+            for machines in ("aa", "ab"):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", 0))
+                    port = str(probe.getsockname()[1])
+                ranks = [subprocess.Popen([sys.executable, "-c", program, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                          env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                                               "LOCKSTEP_MACHINE": machines[rank]}) for rank in range(2)]
+                ends = [rank.communicate(timeout=backend_test.DEADLINE_S) for rank in ranks]
+                for rank, (out, err) in enumerate(ends):
+                    self.assertEqual("caught" in out, not warns, f"{how} {machines} {rank}: {out}{err}")
+                said = any("never waited" in err for _, err in ends)
+                self.assertEqual(said, warns, f"{how} {machines}: {ends}")
 
     def test_ctrl_c(self):
         for function in (end_programs.waits_in_attach, end_programs.waits_in_backward, end_programs.waits_in_a_barrier):

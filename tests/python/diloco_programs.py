@@ -201,9 +201,10 @@ def misuse(rank, size):
                            (dict(mixing=2), "RuntimeError: DiLoCo: mixing is 2"), (dict(outer_lr=float("nan")), "RuntimeError: DiLoCo: outer_lr is nan"),
                            (dict(outer_momentum=1), "RuntimeError: DiLoCo: outer_momentum is 1"),
                            (dict(max_nonfinite_rounds=0), "RuntimeError: DiLoCo: max_nonfinite_rounds is 0; it is a number of rounds, at least 1"),
-                           (dict(sync_every=2.5), "TypeError: DiLoCo: sync_every is 2.5; it must be an int"),
+                           (dict(sync_every=2.5), "TypeError: DiLoCo: sync_every is 2.5, of type float; it must be an int"),
                            (dict(sync_every=2**70), "ValueError: DiLoCo: sync_every is"),
-                           (dict(mixing="half"), "TypeError: DiLoCo: mixing is 'half'; it must be a number"),
+                           (dict(mixing="half"), "TypeError: DiLoCo: mixing is 'half', of type str; it must be a number"),
+                           (dict(error_feedback="yes"), "TypeError: DiLoCo: error_feedback is 'yes', of type str; it must be True or False"),
                            (dict(group=3), "TypeError: ")):
         text = error_of(lambda: lockstep.DiLoCo(replica, **options))
         assert text.startswith(words) and "Options" not in text, text
@@ -219,6 +220,9 @@ def misuse(rank, size):
     state = diloco.state_dict()
     assert "no number `step`" in error_of(lambda: diloco.load_state_dict({name: t for name, t in state.items() if name != "step"}))
     assert "the list of the ranks' states is empty" in error_of(lambda: diloco.load_from_ranks([]))
+    assert "DiLoCo.load_state_dict(): state is None; it must be a dict of tensors" in error_of(lambda: diloco.load_state_dict(None))
+    assert "DiLoCo.load_from_ranks(): states[0] is 3, of type int" in error_of(lambda: diloco.load_from_ranks([3]))
+    assert "DiLoCo.fits_ranks(): state['step'] is 1, of type int; it must be a tensor" in error_of(lambda: diloco.fits_ranks({"step": 1}))
     diloco.load_state_dict(state)
     replica.detach()
     assert "was detached" in error_of(diloco.step)

@@ -156,6 +156,65 @@ def arguments(rank, size):
     raises(ValueError, "0.weight is not among the parameters", replica.clip_grad_norm_, given[2:].parameters(), 1.0)
 
 
+def wrong_types(rank, size):
+    """The text names the call, the argument, what it must be, and what was given."""
+    for options, words in ((dict(bucket_cap_mb="a"), "bucket_cap_mb is 'a', of type str; it must be a number"),
+                           (dict(first_bucket_cap_mb=None), "first_bucket_cap_mb is None; it must be a number"),
+                           (dict(delay_all_reduce_named_params=[3]),
+                            "an entry of delay_all_reduce_named_params is 3, of type int; it must be a name, a str"),
+                           (dict(parameters_to_ignore=None), "parameters_to_ignore is None; it must be a list of names"),
+                           (dict(keep_freed_memory="x"), "keep_freed_memory is 'x', of type str; it must be True or False"),
+                           (dict(init_sync=None), "init_sync is None; it must be True or False")):
+        raises(TypeError, f"lockstep.attach(): {words}", lambda: lockstep.attach(network(), **options))
+    raises(ValueError, "reduction is []; it must be one of", lambda: lockstep.attach(network(), reduction=[]))
+    model = network()
+    replica = lockstep.attach(model)
+    raises(TypeError, "Replica.join(): body is None; it must be a function without arguments", replica.join, None)
+    raises(TypeError, "Replica.join(): body is 3, of type int", replica.join, 3)
+    raises(TypeError, "Replica.join(): shadow is 3, of type int", lambda: replica.join(lambda: None, shadow=3))
+    raises(TypeError, "Replica.accumulate(): n is 'a', of type str; it must be an int", lambda: replica.accumulate("a").__enter__())
+    raises(TypeError, "Replica.broadcast_parameters(): root is None; it must be an int", replica.broadcast_parameters, None)
+    raises(TypeError, "Replica.set_weight(): weight is 'a'", replica.set_weight, "a")
+    raises(TypeError, "Replica.clip_grad_norm(): max_norm is None; it must be a number", replica.clip_grad_norm, None)
+    raises(TypeError, "ZeroRedundancyOptimizer: shared_parameters is 'no'",
+           lambda: lockstep.ZeroRedundancyOptimizer(replica, lr=0.1, shared_parameters="no"))
+
+
+def distributed_by_torch(rank, size):
+    """Modules whose parameters torch itself shares out."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.tensor import distribute_module, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (size,))
+    sharded = nn.Sequential(nn.Linear(4, 4))
+    fully_shard(sharded, mesh=mesh)
+    for module in (sharded, distribute_module(nn.Linear(4, 4), mesh)):
+        raises(TypeError, "weight is a DTensor, which torch distributes over the ranks itself", lockstep.attach, module)
+    raises(TypeError, "this module is a FullyShardedDataParallel", lockstep.attach, FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")))
+
+
+def other_timeouts(rank, size):
+    group = dist.new_group()
+    for timeout in (seconds(seconds=20 + (rank == size - 1)), seconds(seconds=20) if rank == 0 else None):
+        raises(lockstep.Error, "give the same one on every rank", lambda: lockstep.attach(network(), group, timeout=timeout))
+    model = network()
+    lockstep.attach(model, group, timeout=seconds(seconds=20))
+    backward(model, 0, rank)
+    equal_on_all_ranks([p.grad for p in model.parameters()])
+
+
+def compiled_autograd(rank, size):
+    """Would compile the hooks. A compiled forward is another matter."""
+    model = nn.Sequential(nn.Linear(20, 5))
+    lockstep.attach(model)
+    loss = model(torch.ones(1, 20)).sum()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        raises(RuntimeError, "compiled autograd cannot run this backward", loss.backward)
+    model.zero_grad()
+    backward(model, 0, rank)
+    equal_on_all_ranks([p.grad for p in model.parameters()])
+
+
 def clipped_as_by_torch(rank, size):
     """clip_grad_norm_() has the arguments, the effect and the result of torch's."""
     for norm_type in (2.0, 1.0, float("inf")):
@@ -297,5 +356,5 @@ def shows(rank, size):
 
 
 def everything(rank, size):
-    for function in (unknown_to_ignore, other_reducers, other_optimizers, arguments, clipped_as_by_torch, plain_modules, edits, late_hooks, threads, shows, changed_gradients):
+    for function in (unknown_to_ignore, other_reducers, other_optimizers, arguments, wrong_types, other_timeouts, compiled_autograd, clipped_as_by_torch, plain_modules, edits, late_hooks, threads, shows, changed_gradients, distributed_by_torch):
         function(rank, size)

@@ -5,10 +5,11 @@ import gc
 import hashlib
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import lockstep
-from attach_programs import backward, close, equal_on_all_ranks, mean_gradients, network, raises
+from attach_programs import backward, close, equal_on_all_ranks, loss_of, mean_gradients, network, raises
 
 KINDS = [(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2, "nesterov": True}), (torch.optim.SGD, {"lr": 0.1}),
          (torch.optim.Adam, {"lr": 1e-2, "weight_decay": 1e-2}), (torch.optim.AdamW, {"lr": 1e-2, "amsgrad": True})]
@@ -148,6 +149,98 @@ def groups(rank, size):
     assert torch.equal(model[3].weight, frozen)
 
 
+def scaled(rank, size):
+    """torch's GradScaler: steps as without it, and a step that all ranks leave out when one of them has found infinity."""
+    kind, options = KINDS[0]
+    for clips in (False, True):
+        model = network()
+        model.eval()
+        replica = lockstep.attach(model)
+        optimizer = lockstep.ZeroRedundancyOptimizer(replica, kind, **options)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        for step in range(-1, 4):  # the first overflows on the last rank
+            optimizer.zero_grad()
+            loss = loss_of(model, max(step, 0), rank)
+            before = [p.detach().clone() for p in model.parameters()]
+            scaler.scale(loss * float("inf") if step < 0 and rank == size - 1 else loss).backward()
+            if clips:
+                scaler.unscale_(optimizer)
+                replica.clip_grad_norm(0.05)
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.get_scale() == 128.0, scaler.get_scale()
+            if step >= 0:
+                scheduler.step()
+            else:
+                assert all(torch.equal(one, other) for one, other in zip(before, model.parameters()))
+        equals(model, reference(kind, options, size, 4, max_norm=0.05 if clips else None)[0])
+
+
+def loaded_by_all(rank, size):
+    """Parameters that exist once, into which every rank loads a state: the same, another one, or a part where the rest is wrong."""
+    def other(seed):
+        state = network().state_dict()
+        torch.manual_seed(seed)
+        return {name: torch.randn_like(value) if value.is_floating_point() else value for name, value in state.items()}
+
+    model = network()
+    replica = lockstep.attach(model)
+    optimizer = lockstep.ZeroRedundancyOptimizer(replica, torch.optim.SGD, lr=0.1, shared_parameters=True)
+    states = [other(7), other(8)]
+    for state in states:
+        dist.barrier()
+        model.load_state_dict(state)
+        optimizer.zero_grad()
+        expected = {name: value.clone() for name, value in model.named_parameters()}
+        for gradient, name in zip(mean_gradients(model, 0, size), expected):
+            expected[name] = expected[name] - 0.1 * gradient
+        backward(model, 0, rank)
+        optimizer.step()
+        for name, parameter in model.named_parameters():
+            close(parameter.detach(), expected[name], name, 1e-5)
+    dist.barrier()
+    model.load_state_dict(states[0 if rank == 0 else 1])
+    optimizer.zero_grad()
+    raises(lockstep.Error, " loaded", lambda: (backward(model, 0, rank), optimizer.step()))  # the backward may come too early to notice
+    replica.detach()
+    model.load_state_dict(states[0])
+    replica = lockstep.attach(model)
+    optimizer = lockstep.ZeroRedundancyOptimizer(replica, torch.optim.SGD, lr=0.1, shared_parameters=True)
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    dist.barrier()
+    broken = {name: value for name, value in states[0].items() if name != "0.weight"}
+    model.load_state_dict(broken, strict=False)
+    raises(lockstep.Error, "parameters were changed, but not by step()", backward, model, 0, rank)
+    dist.barrier()
+    model.load_state_dict(states[0])
+    optimizer.zero_grad()
+    backward(model, 0, rank)
+    optimizer.step()
+    equal_on_all_ranks(model.parameters())
+
+
+def refused_scalers(rank, size):
+    model = network()
+    replica = lockstep.attach(model)
+    optimizer = lockstep.ZeroRedundancyOptimizer(replica, torch.optim.SGD, lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0 if rank == 0 else 128.0)
+    scaler.scale(loss_of(model, 0, rank)).backward()
+    raises(lockstep.Error, "the ranks have different scales, from 128 to 256", scaler.step, optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    optimizer.zero_grad()
+    scaler.scale(loss_of(model, 0, rank)).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)  # torch's
+    raises(lockstep.Error, "clip_grad_norm", scaler.step, optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    scaler.scale(loss_of(model, 0, rank)).backward()
+    replica.clip_grad_norm(1.0)
+    raises(RuntimeError, "call scaler.unscale_(optimizer) before it", scaler.unscale_, optimizer)
+
+
 def refusals(rank, size):
     model = network()
     replica = lockstep.attach(model)
@@ -203,10 +296,10 @@ def hash_of(tensors):
 
 
 def on_several_machines(rank, size):
-    for function in (steps, clipped, states, groups, refusals, ends):
+    for function in (steps, clipped, scaled, states, groups, refusals, ends):
         function(rank, size)
 
 
 def everything(rank, size):
-    for function in (steps, clipped, states, groups, refusals, ends):
+    for function in (steps, clipped, scaled, refused_scalers, loaded_by_all, states, groups, refusals, ends):
         function(rank, size)

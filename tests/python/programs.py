@@ -55,6 +55,15 @@ def every_collective(rank, size):
     expect(part, sum(all_values(size, (2 * size,)))[2 * rank:2 * rank + 2])
     dist.reduce_scatter(part, list(values(rank, (size, 2))))
     expect(part, sum(all_values(size, (size, 2)))[rank])
+    for elements in (2, 3000):  # the more, the higher the rank
+        blocks = [values(rank, (elements + r,)) for r in range(size)]
+        own = torch.empty(elements + rank)
+        dist.reduce_scatter(own, blocks)
+        expect(own, sum(all_values(size, (elements + rank,))))
+        work = dist.reduce_scatter(own, blocks, dist.ReduceOp.MAX, async_op=True)
+        work.wait()
+        expect(own, torch.stack(all_values(size, (elements + rank,))).amax(0))
+        expect(blocks[rank], values(rank, (elements + rank,)))
     for root in range(size):
         tensor = values(rank)
         dist.broadcast(tensor, root)
@@ -139,6 +148,9 @@ def every_dtype_and_reduction(rank, size):
             for elements in (1, 300):  # with the announcement, and beyond
                 reduce_in_all_forms(rank, size, dtype, op, elements, expected)
     assert (tried, refused) == (len(DTYPES) * len(OPS), 4 * 3 + 6 * 1 + 1 + 2 * 5), (tried, refused)
+    large = torch.tensor([2**62 + rank, -2**63, 2**63 - 1])
+    dist.all_reduce(large, dist.ReduceOp.AVG)  # of which the sum is no int64
+    assert large.tolist() == [2**62 + (size - 1) // 2, -2**63, 2**63 - 1], large
     sparse = torch.sparse_coo_tensor([[rank, 0]], [1.0, 2.0], (size,))
     dist.all_reduce(sparse)
     expect(sparse.to_dense(), torch.ones(size).index_add_(0, torch.tensor([0]), torch.tensor([2.0 * size])))

@@ -77,6 +77,7 @@ bool Engine::wait_until(const JobPtr& job, const Deadline* deadline) {
   try {
     return runner_.wait(job, deadline);
   } catch (const Interruption&) {
+    is_told_ = true;
     this->abort(kInterrupted);
     throw;
   }
@@ -84,6 +85,7 @@ bool Engine::wait_until(const JobPtr& job, const Deadline* deadline) {
 
 void Engine::rethrow_error_of(const JobPtr& job) {
   if (!job->error) return;
+  is_told_ = true;
   std::exception_ptr interruption;
   {
     const MutexLock lock(mutex_);
@@ -93,6 +95,7 @@ void Engine::rethrow_error_of(const JobPtr& job) {
 }
 
 std::string Engine::finish(const Deadline& deadline) {
+  if (is_told_) return "";
   const JobPtr unfinished = runner_.finish(deadline);
   if (unfinished)
     return "operation " + std::to_string(unfinished->number) + ", " + unfinished->text +

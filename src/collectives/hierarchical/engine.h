@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -94,6 +95,7 @@ class Engine {
   Mutex ended_mutex_;  ///< taken last, also by threads that may not wait for an operation
   std::string ended_because_ LOCKSTEP_GUARDED_BY(ended_mutex_);
 
+  std::atomic<bool> is_told_{false};  ///< this rank was told of a failure, or its wait was interrupted
   const std::shared_ptr<MessageWatch> messages_;
   Runner runner_;  ///< destroyed first
 };

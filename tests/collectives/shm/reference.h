@@ -162,8 +162,7 @@ struct ReferenceElement {
       if (op == ReduceOp::kOr) sofar |= next;
       if (op == ReduceOp::kXor) sofar ^= next;
     }
-    if (op == ReduceOp::kMean)
-      sofar = static_cast<int64_t>(static_cast<uint64_t>(sofar)) / static_cast<int64_t>(x.size());
+    if (op == ReduceOp::kMean) sofar /= static_cast<int64_t>(x.size());
     return static_cast<T>(sofar);
   }
 

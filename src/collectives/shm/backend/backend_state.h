@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -21,6 +22,10 @@ class BackendState {
 
   shm::Communicator& core() { return core_; }
   FutureThread& futures() { return futures_; }
+
+  /// Records that this rank was told of a failure, or that its wait was interrupted.
+  void note_told() { told_ = true; }
+  bool is_told() const { return told_; }
 
   /// Keeps tensors as long as the group's core may touch their memory. The core releases them while it holds its mutex,
   /// where freeing a tensor could wait for Python's lock. So they are only collected there, until free_released().
@@ -66,6 +71,7 @@ class BackendState {
     FutureThread::is_running_here() ? some(0, all) : intra_op_for(all, 1, some);
   }
 
+  std::atomic<bool> told_{false};
   Released released_;  // outlives the core
   shm::Communicator core_;
   FutureThread futures_;  // destroyed first

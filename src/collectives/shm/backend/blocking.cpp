@@ -17,7 +17,12 @@ void ShmBackend::run(shm::Request&& request) {
   // Operations begin one after the other, so the number needs no locked instruction.
   sequence_.store(sequence_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   request.called_as = called_as;
-  state().core().run(std::move(request), timeout_.load());
+  try {
+    state().core().run(std::move(request), timeout_.load());
+  } catch (const Interruption&) {
+    state().note_told();
+    throw;
+  }
 }
 
 bool ShmBackend::is_immediate(const TensorRequest& request) {
@@ -40,9 +45,11 @@ void ShmBackend::finish_now(TensorRequest request) {
     if (shown) waiting.emplace(shown->group, shown->within(timeout));
     state().core().run(std::move(request.parts.front()), timeout);
   } catch (const Interruption&) {
+    state().note_told();
     if (shown) note_end(&request, sequence, /*failed=*/true);
     throw;
   } catch (const Error& error) {
+    state().note_told();
     if (shown) note_end(&request, sequence, /*failed=*/true);
     C10_THROW_ERROR(DistBackendError, error.what());
   }

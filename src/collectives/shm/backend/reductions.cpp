@@ -67,6 +67,26 @@ void RequestBackend::add_reduce_scatter(TensorRequest& request, const at::Tensor
   request.result.push_back(output);
 }
 
+/// Blocks of different sizes: a reduction to each rank, of its block.
+RequestBackend::WorkPtr RequestBackend::reduce_scatter_uneven(TensorRequest request, const at::Tensor& output,
+                                                              const Tensors& blocks, const c10d::ReduceOp& op) {
+  for (int root = 0; root < getSize(); ++root) {
+    const at::Tensor& block = blocks[static_cast<size_t>(root)];
+    auto part = request.reducing(OperationKind::kReduce, block.scalar_type(), block.numel(), op);
+    part.root = root;
+    if (root == getRank()) {
+      at::NoGradGuard no_grad;
+      output.copy_(block.reshape(output.sizes()));
+      part.input = request.output(output, /*load=*/true);
+      part.output = const_cast<void*>(part.input);
+    } else {
+      part.input = request.input(block);
+    }
+    request.parts.push_back(std::move(part));
+  }
+  return launch(std::move(request));
+}
+
 RequestBackend::WorkPtr RequestBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                        const c10d::ReduceScatterOptions& options) {
   const at::Tensor& output = only("reduce_scatter", outputs);
@@ -79,13 +99,18 @@ RequestBackend::WorkPtr RequestBackend::reduce_scatter(Tensors& outputs, std::ve
   request.inputs = blocks;
   request.result = outputs;
   check_lists_apart("reduce_scatter", outputs, blocks, 0, static_cast<size_t>(getRank()));
-  auto part = request.reducing(OperationKind::kReduceScatter, output.scalar_type(), output.numel(), options.reduceOp);
+  const at::Tensor& own = blocks[static_cast<size_t>(getRank())];
+  TORCH_CHECK_VALUE(own.numel() == output.numel(), "reduce_scatter: the input for this rank has ", own.numel(),
+                    " elements, the output ", output.numel());
+  bool is_even = true;
   for (const auto& block : blocks) {
-    TORCH_CHECK_VALUE(block.numel() == output.numel() && block.scalar_type() == output.scalar_type(),
-                      "reduce_scatter: an input has ", block.numel(), " elements of ", block.scalar_type(),
-                      ", the output ", output.numel(), " of ", output.scalar_type());
-    part.make_pieces().inputs.push_back(request.input(block));
+    TORCH_CHECK_VALUE(block.scalar_type() == output.scalar_type(), "reduce_scatter: an input is of ",
+                      block.scalar_type(), ", the output of ", output.scalar_type());
+    is_even = is_even && block.numel() == output.numel();
   }
+  if (!is_even) return reduce_scatter_uneven(std::move(request), output, blocks, options.reduceOp);
+  auto part = request.reducing(OperationKind::kReduceScatter, output.scalar_type(), output.numel(), options.reduceOp);
+  for (const auto& block : blocks) part.make_pieces().inputs.push_back(request.input(block));
   part.output = request.output(output, /*load=*/false);
   request.parts.push_back(std::move(part));
   return launch(std::move(request));

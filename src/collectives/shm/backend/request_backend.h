@@ -48,6 +48,8 @@ class RequestBackend : public c10d::Backend {
 
  private:
   void add_all_reduce(TensorRequest& request, const at::Tensor& tensor, const c10d::ReduceOp& op) const;
+  WorkPtr reduce_scatter_uneven(TensorRequest request, const at::Tensor& output, const Tensors& blocks,
+                                const c10d::ReduceOp& op);
   void add_reduce_scatter(TensorRequest& request, const at::Tensor& output, const at::Tensor& input,
                           const c10d::ReduceOp& op) const;
   void add_all_gather(TensorRequest& request, const at::Tensor& output, const at::Tensor& input) const;

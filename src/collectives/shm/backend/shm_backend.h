@@ -53,7 +53,9 @@ class ShmBackend final : public Regroups<RequestBackend>,
   void interrupt(const std::string& why) override {
     if (shared_) shared_->core().abort(why);
   }
-  std::string finish(const Deadline& deadline) override { return shared_ ? shared_->core().finish(deadline) : ""; }
+  std::string finish(const Deadline& deadline) override {
+    return shared_ && !shared_->is_told() ? shared_->core().finish(deadline) : "";
+  }
 
   /// The group's core, for an engine built on this one.
   shm::Communicator& core() { return state().core(); }

@@ -5,6 +5,7 @@
 #include <ATen/record_function.h>
 
 #include "base/error.h"
+#include "base/interruption.h"
 #include "collectives/shm/protocol/channels.h"
 
 namespace lockstep::shm_engine {
@@ -102,6 +103,9 @@ void ShmWork::wait_for_core(std::chrono::milliseconds timeout, Clock::time_point
   while (auto* pending = first_pending()) {
     try {
       shared_->core().wait(*pending, timeout, since);
+    } catch (const Interruption&) {
+      shared_->note_told();
+      throw;
     } catch (const Error&) {
       // The core's Work carries the error as well.
       if (!pending->done()) throw;
@@ -122,7 +126,10 @@ bool ShmWork::wait(std::chrono::milliseconds timeout) {
     }
     settle();
   }
-  if (exception_) std::rethrow_exception(exception_);
+  if (exception_) {
+    shared_->note_told();
+    std::rethrow_exception(exception_);
+  }
   return true;
 }
 

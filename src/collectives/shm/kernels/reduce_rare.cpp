@@ -6,6 +6,9 @@
 namespace lockstep::shm {
 namespace {
 
+/// Holds the sum of any ranks' int64.
+__extension__ using Wide = __int128;
+
 // Buffers may lie at any address.
 template <typename T>
 T load(const Reduction& reduction, int input, size_t i) {
@@ -22,12 +25,12 @@ void store(const Reduction& reduction, size_t i, T value) {
 
 template <typename T>
 void average(const Reduction& reduction) {
+  static_assert(sizeof(T) <= sizeof(int64_t));
   for (size_t i = 0; i < reduction.count; ++i) {
-    // Unsigned, because the sum may wrap.
-    unsigned long long sum = 0;
-    for (int input = 0; input < reduction.input_count; ++input)
-      sum += static_cast<unsigned long long>(static_cast<long long>(load<T>(reduction, input, i)));
-    store(reduction, i, static_cast<T>(static_cast<long long>(sum) / reduction.input_count));
+    Wide sum = 0;
+    for (int input = 0; input < reduction.input_count; ++input) sum += load<T>(reduction, input, i);
+    const auto narrow = static_cast<int64_t>(sum);  // is divided many times faster
+    store(reduction, i, static_cast<T>(narrow == sum ? narrow / reduction.input_count : sum / reduction.input_count));
   }
 }
 
