@@ -201,7 +201,7 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::merge(const c10::intrusive_ptr<c10
 
 void ShmBackend::shutdown() {
   if (!shared_) return;
-  const std::string why = shared_->core().finish(Deadline(kToFinish));
+  const std::string why = finish(Deadline(kToFinish));
   if (!why.empty()) tell_unfinished(getRank(), getSize(), why);
   shared_->core().leave();
 }

@@ -9,11 +9,6 @@
 namespace lockstep::shm {
 namespace {
 
-[[noreturn]] void fail(std::atomic<bool>& has_thrown, const std::string& why) {
-  has_thrown = true;
-  throw Error(why);
-}
-
 /// Completes and checks a request; throws Error if it is invalid. Returns the kernel that reduces its elements, or null
 /// if it is not a reduction.
 ReduceFunction prepare(Request& request, int size) {
@@ -67,7 +62,6 @@ std::string Communicator::finish(const Deadline& deadline) {
   const Pipeline& pipeline = engine_.pipeline();
   engine_.advance();
   while (!pipeline.is_empty() && !engine_.is_over() && !deadline.passed()) waiter_.poll(mutex_, never, kSleep);
-  if (has_thrown_) return "";
   if (!engine_.failure().empty() || pipeline.is_empty()) return engine_.failure();
   return announced(world_, rank(), pipeline.at_hand()) + ", is not done: not all ranks have called it";
 }
@@ -148,7 +142,7 @@ int Communicator::receive_now(void* data, size_t bytes, int from, int64_t tag, D
   }
   if (message == nullptr) message = channels.receive(data, bytes, from, tag, nullptr, type);
   if (!engine_.is_over()) waiter_.wait(mutex_, *message, policy);
-  if (message->failed()) fail(has_thrown_, message->error());
+  if (message->failed()) throw Error(message->error());
   return message->source();
 }
 
@@ -165,14 +159,9 @@ void Communicator::wait(Work& work, std::chrono::milliseconds timeout, Clock::ti
     admission_.check_process();
     WaitPolicy policy(world_.spin(), timeout, since);
     const CountedLock guard(mutex_);
-    try {
-      waiter_.wait(mutex_, work, policy);
-    } catch (...) {
-      has_thrown_ = true;
-      throw;
-    }
+    waiter_.wait(mutex_, work, policy);
   }
-  if (work.failed()) fail(has_thrown_, work.error());
+  if (work.failed()) throw Error(work.error());
 }
 
 void Communicator::poll(const Work& work, std::chrono::microseconds at_most) {
@@ -224,15 +213,13 @@ void Communicator::run(Request&& request, std::chrono::milliseconds timeout, con
       if (!operation.done()) waiter_.wait(mutex_, operation, timeout);
     }
   } catch (const Interruption&) {
-    has_thrown_ = true;
     throw;  // the group has ended, and the operation with it
   } catch (const std::exception& cause) {
     engine_.abort_operation(operation, cause.what());
-    has_thrown_ = true;
     throw;
   }
   guard.unlock();
-  if (operation.failed()) fail(has_thrown_, operation.error());
+  if (operation.failed()) throw Error(operation.error());
 }
 
 void Communicator::abort(const std::string& why) {

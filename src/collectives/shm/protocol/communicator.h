@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -86,8 +85,7 @@ class Communicator {
   uint64_t waiting_for();
 
   /// Waits until this rank's collectives are done, the group has ended, or `deadline`. Returns what is wrong with the
-  /// first that is not done; empty: all are, or a caller was thrown why the group has ended, or this rank has left, or
-  /// this is a child of fork().
+  /// first that is not done; empty: all are, or this rank has left, or this is a child of fork().
   std::string finish(const Deadline& deadline);
 
   /// Leaves the group now, as the destructor would: never waits, and what is pending fails here and on the ranks that
@@ -112,7 +110,6 @@ class Communicator {
   const std::shared_ptr<ProgressSet> set_;
   const std::shared_ptr<Arena> arena_;
   Admission admission_;
-  std::atomic<bool> has_thrown_ = false;  ///< a caller knows why an operation failed
   CountedMutex mutex_;
   ProgressEngine engine_ LOCKSTEP_GUARDED_BY(mutex_);
   Waiter waiter_ LOCKSTEP_GUARDED_BY(mutex_);
