@@ -85,8 +85,8 @@ struct DiLoCoStats {
 /// weights, so its averages differ by machine, also after finish().
 ///
 /// A machine whose parameters are not finite at a fragment's turn is left out of the round: a warning and stats() name
-/// it, and it takes all parameters from the outer copy. If it is so with all machines, max_nonfinite_rounds in a row,
-/// that is an Error on all ranks. Its optimizer's state stays as it is, so give the model
+/// it, and it takes all parameters from the outer copy. If it is so with all machines, max_nonfinite_rounds of a
+/// fragment in a row, that is an Error on all ranks. Its optimizer's state stays as it is, so give the model
 /// NonFinitePolicy::kSkip if an optimizer would remember NaN.
 ///
 /// Every rank makes it, with the same options and model, and makes the same calls in the same order; a difference is an
@@ -108,15 +108,15 @@ class DiLoCo {
 
   /// After each step of the optimizer, also of one that a GradScaler or NonFinitePolicy skipped: machines count calls,
   /// so that they remain in step. Returns whether parameters were synchronised. Sends nothing if it is no fragment's
-  /// turn. Throws Error on all ranks if the machines are at different steps, if the ranks of a machine have different
-  /// parameters, if the machines' outer copies differ because they have loaded other states, or if a machine's model
-  /// was changed by refresh() or one of its parameters was frozen: make a new DiLoCo then. With overlap_steps it throws
-  /// when the round's result is due.
+  /// turn. Throws Error on all ranks if the machines are at different steps (with --islands each counts its own), if
+  /// the ranks of a machine have different parameters, if the machines' outer copies differ because they have loaded
+  /// other states, or if a machine's model was changed by refresh() or one of its parameters was frozen: make a new
+  /// DiLoCo then. With overlap_steps it throws when the round's result is due.
   bool step();
   /// Ends the rounds under way, and has a round now of what was trained since: afterwards all machines have the same
   /// parameters and floating-point buffers; with `lockstep run --islands` those that take part in the round. To be
   /// called before the model is evaluated or saved for use. Throws Error on all ranks if not all machines call it, at
-  /// the same step and after the same rounds.
+  /// the same step and after the same rounds; with --islands the other machines take part at their next turns.
   void synchronise();
   /// synchronise() at the end of the training. With --islands the machine leaves the rounds, and step() throws Error.
   void finish();

@@ -47,7 +47,8 @@ std::string outer_problem(const std::string& parameter, int64_t step, const DiLo
   return text.str();
 }
 
-std::string EmptyRounds::note(int64_t round, bool is_empty, int64_t most) {
+std::string EmptyRounds::note(size_t fragment, int64_t round, bool is_empty, int64_t most) {
+  std::vector<int64_t>& rounds = of_fragment[fragment];
   is_empty ? rounds.push_back(round) : rounds.clear();
   if (std::ssize(rounds) < most) return "";
   std::string list;

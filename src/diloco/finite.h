@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,12 +23,13 @@ std::optional<size_t> first_not_finite(const std::vector<at::Tensor>& parameters
 std::string outer_problem(const std::string& parameter, int64_t step, const DiLoCoOptions& options,
                           const Machines& machines);
 
-/// The last rounds, in a row, in which the parameters of no machine were finite. The same on all machines.
+/// The last rounds of each fragment, in a row, in which the parameters of no machine were finite. The same on all
+/// machines.
 struct EmptyRounds {
-  std::vector<int64_t> rounds;
+  std::map<size_t, std::vector<int64_t>> of_fragment;
 
-  /// Returns why nothing is learned any more, if `round` is the last of `most` of them; else "".
-  std::string note(int64_t round, bool is_empty, int64_t most);
+  /// Returns why a fragment learns nothing any more, if `round` is the last of `most` of them; else "".
+  std::string note(size_t fragment, int64_t round, bool is_empty, int64_t most);
 };
 
 /// Sets the floating-point buffers of all ranks to the mean over the machines whose first ranks have only finite ones.

@@ -106,7 +106,7 @@ void DiLoCo::State::AmongIslands::apply(const IslandRound& round) {
   s_.stats.took_part.assign(static_cast<size_t>(s_.islands_->count()), false);
   diloco::BufferAverage average(s_.model_.attached.buffers());
   const at::Tensor mean = mean_of(round, which, average);
-  s_.problem_ = s_.empty_rounds_.note(round.number, round.sent.empty(), s_.options_.max_nonfinite_rounds);
+  s_.problem_ = s_.empty_rounds_.note(which, round.number, round.sent.empty(), s_.options_.max_nonfinite_rounds);
   if (!s_.problem_.empty()) throw Error(s_.problem_);
   SentFragment* own = turns().of_round(round.number);
   // One that is not finite has gone on from the outer copy, and is due like the others'.

@@ -1,5 +1,7 @@
 #include "diloco/island_state.h"
 
+#include <utility>
+
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -41,7 +43,12 @@ std::string bytes_of_island_state(const std::vector<OuterFragment>& fragments, c
   for (size_t fragment = 0; fragment < fragments.size(); ++fragment)
     for (const auto& item : fragments[fragment].state_dict())
       state.insert(prefix_of(fragment) + item.key(), item.value());
-  state.insert("empty_rounds", at::tensor(empty_rounds.rounds, at::kLong));
+  for (size_t fragment = 0; fragment < fragments.size(); ++fragment) {
+    const auto found = empty_rounds.of_fragment.find(fragment);
+    state.insert(
+        prefix_of(fragment) + "empty_rounds",
+        at::tensor(found == empty_rounds.of_fragment.end() ? std::vector<int64_t>() : found->second, at::kLong));
+  }
   for (size_t i = 0; i < others.size(); ++i) state.insert(name_of_other(i), others[i].detach().cpu());
   return bytes_of_state(state);
 }
@@ -55,12 +62,14 @@ void load_island_state(const std::string& bytes, std::vector<OuterFragment>& fra
   };
   for (size_t fragment = 0; fragment < fragments.size(); ++fragment) fragments[fragment].check(of_fragment(fragment));
   for (size_t i = 0; i < others.size(); ++i) check_other(state, i, others[i]);
-  const auto empty = numbers_of(state, "empty_rounds");
+  EmptyRounds empty;
+  for (size_t fragment = 0; fragment < fragments.size(); ++fragment)
+    empty.of_fragment[fragment] = numbers_of(of_fragment(fragment), "empty_rounds");
   for (size_t fragment = 0; fragment < fragments.size(); ++fragment) {
     fragments[fragment].load_state_dict(of_fragment(fragment));
     if (const at::Tensor& rest = fragments[fragment].rest(); rest.defined()) at::Tensor(rest).zero_();
   }
-  empty_rounds.rounds = empty;
+  empty_rounds = std::move(empty);
   for (size_t i = 0; i < others.size(); ++i) others[i].detach().copy_(state[name_of_other(i)]);
 }
 

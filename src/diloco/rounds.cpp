@@ -289,7 +289,7 @@ void DiLoCo::State::end_round(Round& round, double keep) {
   const Outcome outcome = outcome_of(round);
   if (!outcome.error.empty()) throw Error(outcome.error);
   count(outcome, round.sent_at);
-  problem_ = empty_rounds_.note(stats.rounds, !any(outcome.took_part), options_.max_nonfinite_rounds);
+  problem_ = empty_rounds_.note(round.fragment, stats.rounds, !any(outcome.took_part), options_.max_nonfinite_rounds);
   if (!problem_.empty()) throw Error(problem_);
   if (!any(outcome.took_part)) return;
   if (round.exchange) fragments_[round.fragment].step(round.exchange->mean());

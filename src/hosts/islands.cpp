@@ -23,6 +23,7 @@ namespace lockstep::hosts {
 namespace {
 
 constexpr int kTickMs = 50;
+constexpr int kTriesBeforeARound = 3;  // of a machine that was killed
 constexpr std::chrono::seconds kLongestWait(30);
 /// Without a channel, after which the command that has started a machine is given up: its machine may be gone.
 constexpr std::chrono::seconds kOutOfReach(20);
@@ -50,6 +51,7 @@ class IslandsRun {
   void look_at(int number);
   void take_end(int number, int exit_code, const std::string& how);
   bool may_start_again(Machine& machine) const;
+  bool is_worth_a_try(int number);
   void end(int exit_code, const std::string& why);
   std::optional<int> exit_code() const;
   Machine& machine(int number) { return machines_[static_cast<size_t>(number)]; }
@@ -245,6 +247,15 @@ void IslandsRun::turn() {
   hub_.tick(Clock::now());
 }
 
+/// A program that has never come to a round would end by itself in the same way again, and one that is always killed
+/// there needs no more than a few tries.
+bool IslandsRun::is_worth_a_try(int number) {
+  const Machine& one = machine(number);
+  const bool was_killed =
+      one.exit_code == kExitRankKilled || one.exit_code == kExitOutOfMemory || one.exit_code == kExitMachineLost;
+  return hub_.has_come(number) || (was_killed && one.starts <= kTriesBeforeARound);
+}
+
 bool IslandsRun::may_start_again(Machine& one) const {
   const auto now = Clock::now();
   one.ends.push_back(now);
@@ -272,8 +283,7 @@ void IslandsRun::take_end(int number, int exit_code, const std::string& how) {
     hub_.give_up(number, /*finished=*/false);
     return tell(what + "; `lockstep join` may take its place");
   }
-  // A program that has never come to a round would fail in the same way again.
-  if (!hub_.has_come(number) || hub_.is_refused(number) || !may_start_again(one)) {
+  if (hub_.is_refused(number) || !is_worth_a_try(number) || !may_start_again(one)) {
     one.phase = Machine::Phase::kGone;
     hub_.give_up(number, /*finished=*/false);
     failure_ = what;

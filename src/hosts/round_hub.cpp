@@ -350,6 +350,9 @@ void RoundHub::record(const std::set<int>& took_part, const OpenRounds::Round& r
     const auto lost = known_.lost.find(island);
     std::string why = lost != known_.lost.end() ? lost->second : "it is late";
     if (member == members_.end() && lost == known_.lost.end()) why = "it has not come";
+    if (member != members_.end() &&
+        (member->second.standing == Standing::kHere || member->second.standing == Standing::kWaiting))
+      why = "it is on its way into the rounds";
     if (member != members_.end() && member->second.standing == Standing::kIn && round.sent.contains(island))
       why = "its parameters were not finite";
     left_out += (left_out.empty() ? "" : ", ") + in_quotes(std::to_string(island)) + ": " + in_quotes(why);
@@ -360,8 +363,9 @@ void RoundHub::record(const std::set<int>& took_part, const OpenRounds::Round& r
                   ", \"outer_before\": " + in_quotes(digits_of(outer)) + "}");
   const std::string who = list_of(took_part) + "; " + left_out;
   if (who == std::exchange(told_, who)) return;
-  options_.tell("round " + std::to_string(round_) + ": machines " + list_of(took_part) + " of " +
-                std::to_string(options_.islands) + " take part" + (left_out.empty() ? "" : "; left out: " + left_out));
+  const std::string machines = took_part.empty() ? "none" : "machines " + list_of(took_part);
+  options_.tell("round " + std::to_string(round_) + ": " + machines + " of " + std::to_string(options_.islands) +
+                " take part" + (left_out.empty() ? "" : "; left out: " + left_out));
 }
 
 void RoundHub::tick(Clock::time_point now) {

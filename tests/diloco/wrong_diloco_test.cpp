@@ -357,6 +357,20 @@ TEST(WrongDiLoCo, RoundsInWhichNoMachineIsFiniteEndTheTraining) {
       });
 }
 
+// The other fragment's rounds, which are finite, do not make up for it.
+TEST(WrongDiLoCo, RoundsOfAFragmentInWhichNoMachineIsFiniteEndTheTraining) {
+  run_ranks({2, "hierarchical", "ab"}, [&](Context& context) {
+    Training training(context, {.sync_every = 2, .fragments = 2, .max_nonfinite_rounds = 2});
+    std::string thrown = "nothing";
+    for (int step = 0; step < 8 && thrown == "nothing"; ++step) {
+      const torch::NoGradGuard no_grad;
+      training.net->first->weight[0][0] = std::nan("");
+      thrown = thrown_by([&] { training.diloco.step(); });
+    }
+    expect_text(thrown, "DiLoCo: the parameters of all machines were not finite in 2 rounds in a row, ");
+  });
+}
+
 TEST(WrongDiLoCo, AnOuterCopyThatIsNotFiniteIsToldOnAllRanks) {
   for (const Engine& engine : kEngines)
     for (const int64_t overlap : {0, 1})

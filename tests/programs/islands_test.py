@@ -41,11 +41,13 @@ class IslandsTest(OneCommandTest):
 
     STEPS, EVERY = 160, 20
 
-    def begin_islands(self, hosts, *options, steps=STEPS, pause=10, ranks=1, machines=None, nan=(), launch="ip netns exec {host}"):
+    def begin_islands(self, hosts, *options, steps=STEPS, pause=10, ranks=1, machines=None, nan=(), launch="ip netns exec {host}", before=""):
         program = [os.path.join(BIN, "island_rounds"), self.folder, steps, self.EVERY, pause, *nan]
         if isinstance(pause, tuple):  # by machine
             pauses = "set -- " + " ".join(map(str, pause)) + "; shift ${LOCKSTEP_ISLAND%%/*}; "
             program = ["sh", "-c", f"{pauses}exec {BIN}/island_rounds {self.folder} {steps} {self.EVERY} $1"]
+        if before:
+            program = ["sh", "-c", before + "; exec " + " ".join(map(str, program))]
         command = hosts.lockstep_run([ranks] * (machines or len(hosts.names)), "--islands", "--run-dir", "run", *options, "--", *program)
         return self.begin(*[launch if word == "ip netns exec {host}" else word for word in command])
 
@@ -126,6 +128,13 @@ class Islands(IslandsTest):
         self.check_samples([0, 1, 2, 3])
         self.assertIn("machine 2 is left out", output)
         self.nothing_left()
+
+    def test_a_machine_that_is_killed_before_its_first_round_comes_back(self):
+        killed = f"test ${{LOCKSTEP_ISLAND%%/*}} = 1 && mkdir {self.folder}/killed 2>&- && kill -9 $$"
+        with Hosts(2) as hosts:
+            output = self.ended(self.begin_islands(hosts, "--elastic", "1", steps=300, before=killed), 0)
+        self.assertRegex(output, r"machine 1 \(.*\) ended with 41; it is started again in 1 s")
+        self.check_samples([0, 1])
 
     def test_a_round_that_follows_at_once_on_joining(self):
         with Hosts(2) as hosts:
