@@ -350,7 +350,7 @@ void RoundHub::record(const std::set<int>& took_part, const OpenRounds::Round& r
     const auto lost = known_.lost.find(island);
     std::string why = lost != known_.lost.end() ? lost->second : "it is late";
     if (member == members_.end() && lost == known_.lost.end()) why = "it has not come";
-    if (member != members_.end() &&
+    if (member != members_.end() && lost == known_.lost.end() &&
         (member->second.standing == Standing::kHere || member->second.standing == Standing::kWaiting))
       why = "it is on its way into the rounds";
     if (member != members_.end() && member->second.standing == Standing::kIn && round.sent.contains(island))
