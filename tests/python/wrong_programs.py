@@ -315,11 +315,17 @@ def state_loaded_on_one_rank(rank, size, group):
 
 
 def scaled_loss(rank, size, group):
-    model, _, optimizer = sharded(group)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    torch.manual_seed(rank)
-    scaler.scale(model(torch.randn(8, 20)).square().mean()).backward()
-    raises(RuntimeError, "was changed between backward and the step", scaler.step, optimizer)
+    weights = []
+    for enabled in (True, False):
+        model, _, optimizer = sharded(group)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=enabled)
+        torch.manual_seed(rank)
+        scaler.scale(model(torch.randn(8, 20)).square().mean()).backward()
+        scaler.step(optimizer)
+        weights.append([parameter.detach().clone() for parameter in model.parameters()])
+    equal(weights[0], group)
+    for scaled, plain in zip(*weights):
+        close(scaled, plain)
 
 
 def a_step_without_backward(rank, size, group):
