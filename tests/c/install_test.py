@@ -37,6 +37,13 @@ class Installed(unittest.TestCase):
     def libraries(self):
         return next(root for root, _, names in os.walk(self.prefix) if "liblockstep_c.so.1" in names)
 
+    def test_its_objects_need_no_library_without_presets(self):
+        build = os.path.join(self.folder, "build")
+        run("cmake", "-S", SOURCE, "-B", build, "-G", "Ninja", "-DLOCKSTEP_WITHOUT_TORCH=ON")  # as docs/c.md says
+        objects = [line for line in run("ninja", "-C", build, "-t", "inputs", "lockstep_c").stdout.splitlines() if line.endswith(".o")]
+        self.assertGreater(len(objects), 10)
+        self.assertEqual([name for name in objects if "observe" in name], [])  # those would need zlib
+
     def test_find_package(self):
         run("cmake", "-B", "build", f"-DCMAKE_PREFIX_PATH={self.prefix}", cwd=self.folder)
         run("cmake", "--build", "build", cwd=self.folder)

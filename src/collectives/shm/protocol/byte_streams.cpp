@@ -8,7 +8,7 @@
 namespace lockstep::shm {
 namespace {
 
-constexpr size_t kLargestPiece = size_t{8} << 10, kShortestPiece = size_t{2} << 10;
+constexpr size_t kLargestPiece = size_t{16} << 10, kShortestPiece = size_t{2} << 10;
 
 /// GCC knows the greatest size, and would put `rep movs` here, which takes as long to start as a small copy.
 void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
@@ -126,12 +126,12 @@ void ByteStreams::begin(int to, const void* head, size_t bytes) {
 
 size_t ByteStreams::write(int to, const void* data, size_t bytes) {
   End& end = out_[static_cast<size_t>(to)];
-  // At least two pieces, and lines are published whole.
-  const size_t longest = std::clamp(bytes / 2, std::min(kShortestPiece, piece_), piece_);
-  // Ranks that answer each other touch its bytes four times.
-  const CopyFunction copy = leave_caches(4 * bytes) ? copy_without_fetching : copy_bytes;
+  // Ranks that answer each other touch its bytes four times, but half of those are in the other rank's caches.
+  const CopyFunction copy = leave_caches(2 * bytes) ? copy_without_fetching : copy_bytes;
   size_t count = 0;
   while (count < bytes) {
+    // The receiver begins with a short one, and lines are published whole.
+    const size_t longest = std::clamp(std::max(count, bytes / 8), std::min(kShortestPiece, piece_), piece_);
     const size_t wanted = std::min({bytes - count, longest - end.at % kCacheLine, block_ - end.at});
     const size_t piece = std::min(room(to, wanted), wanted);
     if (piece == 0) break;
@@ -153,7 +153,7 @@ void ByteStreams::open(int from, void* head, size_t bytes) {
 size_t ByteStreams::read(int from, void* data, size_t bytes) {
   End& end = in_[static_cast<size_t>(from)];
   Word& consumed = world_.mine().consumed[from].bytes;
-  const CopyFunction copy = leave_caches(4 * bytes) ? stream_copy : copy_bytes;
+  const CopyFunction copy = leave_caches(2 * bytes) ? stream_copy : copy_bytes;
   size_t count = 0;
   while (count < bytes) {
     const size_t piece = std::min({bytes - count, available(from, 1), piece_});

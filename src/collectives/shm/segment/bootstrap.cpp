@@ -307,7 +307,7 @@ Geometry geometry_for(int world_size) {
   // Committed when used: more than a core's caches, less for many ranks.
   const size_t share = (size_t{8} << 20) / static_cast<size_t>(world_size);
   geometry.channel_bytes = std::min<size_t>(share / 4096 * 4096, size_t{2} << 20);
-  geometry.cell_bytes = size_t{8} << 10;
+  geometry.cell_bytes = size_t{16} << 10;
   const size_t area = (size_t{32} << 20) / static_cast<size_t>(std::max(world_size, 8));
   geometry.area_bytes = geometry.cold_bytes = std::max<size_t>(area / 4096 * 4096, size_t{1} << 20);
   if (world_size > 8) geometry.box_bytes = 3 * kCacheLine;

@@ -18,7 +18,7 @@ namespace lockstep::shm {
 
 inline constexpr int kMaxRanks = 64;
 inline constexpr size_t kCacheLine = 64;
-inline constexpr uint32_t kLayoutVersion = 12;
+inline constexpr uint32_t kLayoutVersion = 13;
 
 /// The most operations of a group that may be announced before every rank has finished the first of them.
 inline constexpr uint64_t kRingLines = 32;
