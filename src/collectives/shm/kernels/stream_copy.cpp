@@ -49,8 +49,8 @@ size_t last_level_cache() {
 }  // namespace
 
 bool leave_caches(size_t bytes) {
-  static const size_t half = last_level_cache() / 2;
-  return bytes >= half;
+  static const size_t most = last_level_cache();
+  return bytes >= most;
 }
 
 void plain_copy(std::byte* to, const std::byte* from, size_t bytes) {

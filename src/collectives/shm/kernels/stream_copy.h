@@ -5,7 +5,8 @@
 namespace lockstep::shm {
 
 /// Whether so many bytes, all that an operation reads and writes on all ranks, have left the caches before anybody
-/// reads a result. They have more than half of the last-level cache then, which serves other data as well.
+/// reads a result: they fill the last-level cache. (From half of it on, all_gather, all_to_all and scatter took 1.3 to
+/// 1.6 times as long as by plain copies on 2 cores with 32 MiB.)
 bool leave_caches(size_t bytes);
 
 /// A memcpy that bypasses the caches if the processor can: destination lines are not fetched first, and nothing is

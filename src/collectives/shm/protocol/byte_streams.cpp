@@ -126,8 +126,8 @@ void ByteStreams::begin(int to, const void* head, size_t bytes) {
 
 size_t ByteStreams::write(int to, const void* data, size_t bytes) {
   End& end = out_[static_cast<size_t>(to)];
-  // Ranks that answer each other touch its bytes four times, but half of those are in the other rank's caches.
-  const CopyFunction copy = leave_caches(2 * bytes) ? copy_without_fetching : copy_bytes;
+  // Ranks that answer each other touch its bytes four times.
+  const CopyFunction copy = leave_caches(4 * bytes) ? copy_without_fetching : copy_bytes;
   size_t count = 0;
   while (count < bytes) {
     // The receiver begins with a short one, and lines are published whole.
@@ -153,7 +153,7 @@ void ByteStreams::open(int from, void* head, size_t bytes) {
 size_t ByteStreams::read(int from, void* data, size_t bytes) {
   End& end = in_[static_cast<size_t>(from)];
   Word& consumed = world_.mine().consumed[from].bytes;
-  const CopyFunction copy = leave_caches(2 * bytes) ? stream_copy : copy_bytes;
+  const CopyFunction copy = leave_caches(4 * bytes) ? stream_copy : copy_bytes;
   size_t count = 0;
   while (count < bytes) {
     const size_t piece = std::min({bytes - count, available(from, 1), piece_});
