@@ -12,7 +12,7 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md", "python/README.md"] + sorted(
 PATH = re.compile(r"(?<![\w./~-])(?:src|include|tests|examples|bench|tools|scripts|docs|cmake|python)/[\w./*-]*\w[\w./*-]*")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 NAME = re.compile(r"`([\w.]+\.(?:h|cpp|hpp|inc|py))`")
-FOREIGN = {"nccl.h"}  # files of others that the documents name
+FOREIGN = {"nccl.h", "cusparse.h"}  # files of others that the documents name
 
 
 def without_programs(text):
