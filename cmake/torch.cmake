@@ -16,8 +16,8 @@ if(NOT Torch_FOUND)
     "LibTorch was not found. Run scripts/setup, or give -DTorch_DIR=<torch>/share/cmake/Torch "
     "(python3 -c 'import torch; print(torch.utils.cmake_prefix_path)' prints the folder above it).")
 endif()
-if(Torch_VERSION VERSION_LESS 2.11 OR Torch_VERSION VERSION_GREATER_EQUAL 2.15)
-  message(FATAL_ERROR "Lockstep needs LibTorch 2.11 to 2.14; ${Torch_DIR} holds ${Torch_VERSION}.")
+if(Torch_VERSION VERSION_LESS 2.11 OR Torch_VERSION VERSION_GREATER_EQUAL 2.16)
+  message(FATAL_ERROR "Lockstep needs LibTorch 2.11 to 2.15; ${Torch_DIR} holds ${Torch_VERSION}.")
 endif()
 message(STATUS "LibTorch ${Torch_VERSION} in ${Torch_DIR}")
 # Where what is installed here finds it. CMake's own INSTALL_RPATH_USE_LINK_PATH leaves out folders within the project,

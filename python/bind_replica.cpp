@@ -177,16 +177,10 @@ void restore_hooks_soon() {
 
 /// Whether a tensor's Python object is held by the tensor alone, as long as nobody else can reach the tensor: then none
 /// can begin to hold it, so its count is looked at without Python's lock. Backward must not wait for that lock, and
-/// without this answer it would copy every gradient that an optimizer of Python has looked at. Where torch keeps such
-/// objects otherwise (until 2.9 the object might hold the tensor, not the tensor the object), the answer is no.
-template <typename Slot>
-bool is_unused_wrapper(const Slot& slot) {
-  if constexpr (requires { slot.incref(); }) {
-    PyObject* const object = slot.load_pyobj();
-    return object != nullptr && Py_REFCNT(object) == 1;
-  } else {
-    return false;
-  }
+/// without this answer it would copy every gradient that an optimizer of Python has looked at.
+bool is_unused_wrapper(const c10::impl::PyObjectSlot& slot) {
+  PyObject* const object = slot.load_pyobj();
+  return object != nullptr && Py_REFCNT(object) == 1;
 }
 
 /// KeyboardInterrupt, or what else the program's handler of SIGINT has raised.

@@ -21,8 +21,8 @@ except ImportError:
     except ImportError:
         sys.exit('lockstep is built against the torch that is installed, and this Python has none: pip install "torch==2.13.*", then try again')
 RELEASE = re.match(r"(\d+)\.(\d+)", torch.__version__)
-if not (2, 11) <= (int(RELEASE[1]), int(RELEASE[2])) < (2, 15):
-    sys.exit(f'lockstep is built against torch 2.11 to 2.14, but torch {torch.__version__} is installed: pip install "torch==2.13.*", then try again')
+if not (2, 11) <= (int(RELEASE[1]), int(RELEASE[2])) < (2, 16):
+    sys.exit(f'lockstep is built against torch 2.11 to 2.15, but torch {torch.__version__} is installed: pip install "torch==2.13.*", then try again')
 from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))

@@ -48,8 +48,8 @@ void judge_machine(const Json& machine, std::vector<Finding>& findings) {
 void judge_probe(const Json& probe, std::vector<Finding>& findings) {
   const std::string version = probe["torch"]["version"];
   if (!version.starts_with("2.11.") && !version.starts_with("2.12.") && !version.starts_with("2.13.") &&
-      !version.starts_with("2.14."))
-    findings.push_back({Level::kWarning, "LibTorch " + version + " is not supported; Lockstep is made for 2.11 to 2.14",
+      !version.starts_with("2.14.") && !version.starts_with("2.15."))
+    findings.push_back({Level::kWarning, "LibTorch " + version + " is not supported; Lockstep is made for 2.11 to 2.15",
                         "set TORCH_DIR to one of these and build again"});
   const double difference = probe["gradients"]["relative_difference"];
   if (!(difference <= kGradientTolerance))

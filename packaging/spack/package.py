@@ -24,7 +24,7 @@ class Lockstep(CMakePackage):
     depends_on("libarchive")
     depends_on("jpeg")
     depends_on("libpng")
-    depends_on("py-torch@2.11:2.14", when="+torch", type=("build", "link", "run"))
+    depends_on("py-torch@2.11:2.15", when="+torch", type=("build", "link", "run"))
 
     requires("target=x86_64:")
     conflicts("%gcc@:11", msg="Lockstep needs g++ 12 or newer")

@@ -91,7 +91,7 @@ def _make(group: dist.ProcessGroup, timeout: Optional[datetime.timedelta]) -> An
     backend = _backend_of(group)
     # A store of its own: a thread that waits at one keeps the others from it.
     store = dist.PrefixStore("lockstep.attach", dist.distributed_c10d._get_process_group_store(group).clone())
-    limit = timeout or getattr(getattr(backend, "options", None), "_timeout", None) or _TIMEOUT
+    limit = timeout or _timeout_of(backend)
     if backend is not None and size > 1:
         within = _C.make_group_within(backend, store, rank, size, limit, timeout is not None)
         if within is not None:
@@ -106,6 +106,14 @@ def _backend_of(group: dist.ProcessGroup) -> Any:
         return group._get_backend(torch.device("cpu"))
     except RuntimeError:
         return None
+
+
+def _timeout_of(backend: Any) -> datetime.timedelta:
+    """Its own, where it says one. Without options a backend has no such attribute, or one that raises RuntimeError."""
+    try:
+        return getattr(backend.options, "_timeout", None) or _TIMEOUT
+    except (AttributeError, RuntimeError):
+        return _TIMEOUT
 
 
 def _meet(group: dist.ProcessGroup, backend: Any, limit: datetime.timedelta) -> None:

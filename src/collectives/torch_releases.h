@@ -9,7 +9,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-// The differences between the releases of LibTorch with which this library is compiled, 2.11 to 2.14.
+// The differences between the releases of LibTorch with which this library is compiled, 2.11 to 2.15.
 
 namespace lockstep {
 
@@ -18,6 +18,28 @@ struct Regrouping {
   int64_t uuid = 0;
   std::vector<std::string> handles;  ///< by new rank
   std::optional<std::chrono::milliseconds> timeout;
+};
+
+/// c10d::Backend with the operations that LibTorch has added for torch.distributed to call.
+class EveryReleasesBackend : public c10d::Backend {
+ public:
+  using Backend::Backend;
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  /// gather() into the rows of one tensor.
+  c10::intrusive_ptr<c10d::Work> gather_single(at::Tensor& output, at::Tensor& input,
+                                               const c10d::GatherOptions& options) override {
+    std::vector<at::Tensor> inputs{input};
+    std::vector<std::vector<at::Tensor>> outputs;
+    if (options.rootRank == rank_) {
+      TORCH_CHECK_VALUE(output.numel() == input.numel() * size_, "gather_single: the output has ", output.numel(),
+                        " elements, and ", size_, " inputs of ", input.numel(), " are gathered");
+      outputs.push_back(output.view({size_, input.numel()}).unbind(0));
+      inputs.front() = input.reshape({-1});
+    }
+    return gather(outputs, inputs, options);
+  }
+#endif
 };
 
 /// `Base`, an engine, as one whose ranks can form another group in place: c10d offers that from LibTorch 2.14 on, where
@@ -38,19 +60,6 @@ class Regroups : public Base {
     if (options.handles.index() == 0) std::sort(regrouping.handles.begin(), regrouping.handles.end());
     regroup(std::move(regrouping));
     return c10::make_intrusive<Done>();
-  }
-  /// gather() into the rows of one tensor.
-  c10::intrusive_ptr<c10d::Work> gather_single(at::Tensor& output, at::Tensor& input,
-                                               const c10d::GatherOptions& options) override {
-    std::vector<at::Tensor> inputs{input};
-    std::vector<std::vector<at::Tensor>> outputs;
-    if (options.rootRank == this->rank_) {
-      TORCH_CHECK_VALUE(output.numel() == input.numel() * this->size_, "gather_single: the output has ", output.numel(),
-                        " elements, and ", this->size_, " inputs of ", input.numel(), " are gathered");
-      outputs.push_back(output.view({this->size_, input.numel()}).unbind(0));
-      inputs.front() = input.reshape({-1});
-    }
-    return this->gather(outputs, inputs, options);
   }
 #endif
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/edge.h>
@@ -27,6 +28,6 @@ void follow_result(const at::Tensor& result, FollowedResult passes);
 /// Whether a followed result is among the inputs of the operations that computed `tensor`.
 bool comes_from_followed_result(const at::Tensor& tensor);
 /// Tells followed results that a backward begins from these.
-void tell_followed_results(const torch::autograd::edge_list& roots);
+void tell_followed_results(const std::vector<torch::autograd::Edge>& roots);
 
 }  // namespace lockstep

@@ -53,6 +53,17 @@ class InShort(backend_test.Ranks):
     def test_three_ranks(self):
         self.spawn(3, in_short)
 
+    def test_a_backend_without_options_has_the_usual_timeout(self):
+        import lockstep._groups as groups
+
+        class Raises:  # as torch's own backends without options do since 2.14
+            @property
+            def options(self):
+                raise RuntimeError("Backend does not implement getBackendOptions")
+
+        for backend in (None, object(), Raises()):
+            self.assertEqual(groups._timeout_of(backend), groups._TIMEOUT)
+
 
 def in_short(rank, size):
     for function in (attach_programs.golden, attach_programs.gradients, attach_programs.checks, attach_programs.edits,

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16,
           torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128]
+RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
 OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"]
 
 
@@ -75,7 +76,7 @@ def every_collective(rank, size):
         dist.gather(values(rank), outputs, root)
         if rank == root:
             expect(torch.stack(outputs), torch.stack(everyone))
-        if hasattr(dist, "gather_single"):  # since torch 2.14
+        if RELEASE >= (2, 14):
             flat = torch.empty(size, 3, 5) if rank == root else None
             dist.gather_single(values(rank), flat, root)
             if rank == root:
@@ -305,7 +306,7 @@ def subgroups(rank, size):
 
 
 def split(rank, size):
-    """What torch.distributed.split_group and device meshes build on; split_group itself needs an accelerator."""
+    """What torch.distributed.split_group and device meshes build on; before torch 2.15 split_group itself needs an accelerator."""
     from datetime import timedelta
 
     world = dist.distributed_c10d._get_default_group()
@@ -314,10 +315,16 @@ def split(rank, size):
     part = world.split_group([2, 0], timeout=timedelta(seconds=20), group_name="part", group_desc="two of three")
     assert (part is None) == (rank == 1), part
     if part is not None:
-        assert (part.rank(), part.size(), part.group_name, part.group_desc) == (rank // 2, 2, "part", "two of three")
+        place = [2, 0].index(rank) if RELEASE >= (2, 14) else rank // 2  # before, torch sorted the ranks
+        assert (part.rank(), part.size(), part.group_name, part.group_desc) == (place, 2, "part", "two of three")
         tensor = torch.tensor([float(rank)])
         part.allreduce([tensor]).wait()
         assert tensor.item() == 2
+    if RELEASE >= (2, 15):
+        part = dist.split_group(split_ranks=[[0, 2], [1]])
+        tensor = torch.tensor([float(rank)])
+        dist.all_reduce(tensor, group=part)
+        assert tensor.item() == (1 if rank == 1 else 2), tensor
     named = dist.new_group([0, 1], group_desc="a pair")
     if rank < 2:
         assert named.group_desc == "a pair"

@@ -15,6 +15,9 @@ SOURCE = os.path.dirname(os.path.dirname(HERE))
 BUILD = os.path.abspath(os.environ.get("LOCKSTEP_BUILD_DIR", os.path.join(SOURCE, "build")))
 FOLDERS = [folder for folder in os.environ.get("LOCKSTEP_OTHER_TORCHES", "").split(os.pathsep) if folder]
 SKIPPED = 77
+TESTS = (("backend_test.py", "Collectives.test_every_collective", "Collectives.test_messages", "Collectives.test_split_and_merge",
+          "SeveralMachines.test_every_collective"), ("attach_test.py", "InShort", "SeveralMachines.test_in_short"),
+         ("reconfigure_test.py", "Reconfigure"))
 
 
 def run(folder, script, *arguments, also=(), limit=1500):
@@ -31,7 +34,7 @@ class Releases(unittest.TestCase):
                 built = run(folder, "package.py")
                 self.assertEqual(built.returncode, 0, built.stdout + built.stderr)
                 site = built.stdout.splitlines()[-1]
-                for test in (("backend_test.py", "Collectives.test_every_collective", "Collectives.test_messages"), ("reconfigure_test.py", "Reconfigure")):
+                for test in TESTS:
                     done = run(folder, *test, also=[site])
                     self.assertIn(done.returncode, (0, SKIPPED), done.stdout + done.stderr)
 

@@ -12,7 +12,7 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md", "python/README.md"] + sorted(
 PATH = re.compile(r"(?<![\w./~-])(?:src|include|tests|examples|bench|tools|scripts|docs|cmake|python)/[\w./*-]*\w[\w./*-]*")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 NAME = re.compile(r"`([\w.]+\.(?:h|cpp|hpp|inc|py))`")
-FOREIGN = {"nccl.h"}  # files of others that the documents name
+FOREIGN = {"nccl.h", "cusparse.h"}  # files of others that the documents name
 
 
 def without_programs(text):
@@ -87,9 +87,20 @@ class Documents(unittest.TestCase):
         rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", read("docs/architecture.md"), re.MULTILINE)
         self.assertEqual({folder: int(layer) for layer, folder in rows}, layers())
 
+    def test_the_newest_release_of_torch_is_the_same_everywhere(self):
+        """Each place checks the release in a language of its own."""
+        newest = int(re.search(r"LibTorch 2\.11 to 2\.(\d+)", read("README.md"))[1])
+        for path, text in (("cmake/torch.cmake", f"VERSION_GREATER_EQUAL 2.{newest + 1})"), ("python/setup.py", f"< (2, {newest + 1}):"),
+                           ("scripts/setup", f"2\\.1[1-{newest - 10}]\\."), ("tools/diagnosis.cpp", f'"2.{newest}."'),
+                           ("packaging/spack/package.py", f"py-torch@2.11:2.{newest}")):
+            self.assertIn(text, read(path), path)
+        for path in ("cmake/torch.cmake", "python/setup.py", "scripts/setup", "tools/diagnosis.cpp", "python/README.md", "src/collectives/torch_releases.h"):
+            self.assertEqual(set(re.findall(r"2\.11 to 2\.(\d+)", read(path))), {str(newest)}, path)
+        self.assertRegex(read("docs/backends.md"), rf"(?m)^\| 2\.{newest}\.\d+ \|")
+
     def test_readme_says_what_it_needs_before_the_first_command(self):
         before, _, after = read("README.md").partition("```sh\n")
-        for words in ("Linux", "x86-64", "g++ 12", "C++20", "2.11 to 2.14", "wheel", "zip", "`TORCH_DIR`", "CPUs", "GB of disk", "minutes"):
+        for words in ("Linux", "x86-64", "g++ 12", "C++20", "2.11 to 2.15", "wheel", "zip", "`TORCH_DIR`", "CPUs", "GB of disk", "minutes"):
             self.assertIn(words, before)
         self.assertTrue(after.startswith("pip install WHEEL\n"), "the first path needs no build")
         explained, _, _ = before.partition("## Requirements")

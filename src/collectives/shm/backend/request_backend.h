@@ -1,18 +1,17 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include "collectives/shm/backend/tensor_request.h"
+#include "collectives/torch_releases.h"
 
 namespace lockstep::shm_engine {
 
 /// c10d's collectives in the core's terms: each builds a TensorRequest and launches it. The engine defines launch().
 /// Only sparse reductions wait.
-class RequestBackend : public c10d::Backend {
+class RequestBackend : public EveryReleasesBackend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using Backend::Backend;
+  using EveryReleasesBackend::EveryReleasesBackend;
 
   // reductions.cpp
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
