@@ -1,9 +1,8 @@
-#include <sstream>
-
 #include <gtest/gtest.h>
 
 #include "hosts/hosts_launched.h"
 #include "support/listening_ports.h"
+#include "support/without_core.h"
 
 // Runs on several machines, which are all this one: each agent has another LOCKSTEP_MACHINE.
 
@@ -183,20 +182,14 @@ TEST(HostsRun, AMachineThatIsGoneIsAVerdictOfItsOwn) {
   EXPECT_TRUE(nothing_left(run));
 }
 
-/// Seconds for which a process could have run, but other processes had the cores.
-double seconds_without_core(const std::string& pid) {
-  std::istringstream statistics(read_file("/proc/" + pid + "/schedstat"));
-  double ran = 0, waited = 0;
-  statistics >> ran >> waited;
-  return waited * 1e-9;
-}
-
 TEST(HostsRun, APausedAgentIsLostWithinFiveSeconds) {
   Launched run(on("a:1,b:1", {kPageRank, "join", "1:start=812", "say=1", "sleep=60000"}));
   ASSERT_TRUE(run.wait_for("at 1"));
   std::this_thread::sleep_for(milliseconds(300));
   const pid_t paused = agents_of(run).at(1);
-  const auto without_core = [&] { return seconds_without_core(std::to_string(run.pid())) + seconds_without_core("self"); };
+  const auto without_core = [&] {
+    return testing::seconds_without_core(std::to_string(run.pid())) + testing::seconds_without_core("self");
+  };
   const double before = without_core();
   ::kill(paused, SIGSTOP);
   const auto stopped = Clock::now();

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/clock.h"
 #include "collectives/shm/local_world.h"
 
 namespace lockstep::shm {
@@ -29,9 +30,9 @@ TEST_P(Processors, AreNotedByARankThatWaits) {
   Control& control = worlds[0].mine();
   on_threads(n, [&](int rank) {
     Communicator group(std::move(worlds[static_cast<size_t>(rank)]), std::make_shared<ProgressSet>());
-    if (rank != 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    group.run({.kind = OperationKind::kBarrier}, kTestTimeout);
-    if (rank == 0) {
+    const auto start = Clock::now();
+    while (rank != 0 && control.processor.load() == kNoProcessor && seconds_since(start) < 5) std::this_thread::yield();
+    if (rank != 0) {
       EXPECT_NE(control.processor.load(), kNoProcessor);
     }
     group.run({.kind = OperationKind::kBarrier}, kTestTimeout);

@@ -7,7 +7,8 @@ namespace {
 
 /// More is not in flight to a rank: it waits for the receiver.
 constexpr size_t kInFlight = size_t{128} << 10;
-/// So many cells of 16 KiB, which a rank has read and keeps, are still in its second-level cache when it writes to them.
+/// So many cells of 16 KiB, which a rank has read and keeps, are still in its second-level cache when it writes to
+/// them.
 constexpr size_t kKept = 16;
 
 }  // namespace
