@@ -271,6 +271,25 @@ TEST_P(WrongMessages, RanksThatWaitForEachOtherAreTold) {
   });
 }
 
+TEST_P(WrongMessages, OneEndsTheGroup) {
+  run_ranks(GetParam(), [](Context& context) {
+    const int last = context.world_size() - 1;
+    const Group group = context.group().split(0);
+    text_of_error([&] {
+      if (context.rank() == 0) group.send(at::ones({4}), last, 5);
+      if (context.rank() == last) group.recv(at::zeros({5}), 0, 5);
+    });
+    const auto started = Clock::now();
+    const std::string text = text_of_error([&] { group.all_reduce(at::ones({3})); });
+    EXPECT_LT(seconds_since(started), 5);
+    EXPECT_NE(text, "");
+    if (context.rank() == last) {
+      EXPECT_NE(text.find("4 elements of float32 sent, 5"), std::string::npos) << text;
+    }
+    context.group().barrier();
+  });
+}
+
 /// Whoever waits for a message of a rank that has left is told so, and which messages of it nobody has received.
 TEST_P(WrongMessages, OfARankThatHasLeftAreNamed) {
   run_ranks(GetParam(), [](Context& context) {

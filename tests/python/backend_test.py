@@ -314,6 +314,39 @@ class UnderLockstepRun(unittest.TestCase):
         self.assertIn("[0, 1] ranks disagree", done.stdout)
         self.assertNotIn("leaves a group", done.stderr)
 
+    def test_the_rank_that_serves_the_store_may_be_done_at_once(self):
+        program = ("import sys, torch.distributed as dist\n"
+                   "rank, port = map(int, sys.argv[1:])\n"
+                   "store = dist.TCPStore('127.0.0.1', port, 2, is_master=rank == 0, wait_for_workers=False)\n"
+                   "print(store.port, flush=True)\n"
+                   "dist.init_process_group('lockstep', store=store, rank=rank, world_size=2)\n"
+                   "dist.destroy_process_group()\n")
+        for _ in range(3):
+            first = subprocess.Popen([sys.executable, "-c", program, "0", "0"], stdout=subprocess.PIPE, text=True)
+            self.addCleanup(first.kill)
+            port = first.stdout.readline().strip()
+            second = subprocess.run([sys.executable, "-c", program, "1", port], capture_output=True, text=True, timeout=DEADLINE_S)
+            self.assertEqual((first.wait(DEADLINE_S), second.returncode), (0, 0), second.stderr)
+            first.stdout.close()
+
+    def test_a_root_beyond_32_bits_is_no_rank(self):
+        program = ("import torch, torch.distributed as dist\n"
+                   "dist.init_process_group('lockstep')\n"
+                   "x, rows = torch.ones(3), [torch.ones(3), torch.ones(3)]\n"
+                   "for root in 2**32, 2**32 + 1, -2**32:\n"
+                   "    own = dist.get_rank() == root % 2**32\n"
+                   "    for call in (lambda: dist.broadcast(x, group_src=root), lambda: dist.reduce(x, group_dst=root),\n"
+                   "                 lambda: dist.gather(x, rows if own else None, group_dst=root),\n"
+                   "                 lambda: dist.scatter(x, rows if own else None, group_src=root)):\n"
+                   "        try: call()\n"
+                   "        except ValueError as error: print(error)\n"
+                   "dist.barrier()\n"
+                   "dist.destroy_process_group()\n")
+        done = self.launch("-c", program, options=["--tee", "all"])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for call in ("broadcast", "reduce"):
+            self.assertEqual(done.stdout.count(f"{call}: a group of 2 ranks has no such root: 4294967297"), 2, done.stdout)
+
     def test_a_rank_that_is_done_before_the_others(self):
         self.assertRegex(self.train("lockstep", "leaves", 44), "^lockstep: rank 1 of 2 ended with exit code 0 while rank 0 needed it")
 

@@ -27,6 +27,7 @@
 #include "collectives/gloo/watched_work.h"
 #include "collectives/message_watch.h"
 #include "collectives/operand.h"
+#include "collectives/root_rank.h"
 #include "collectives/shm/backend/c10d_meeting_store.h"
 #include "collectives/typed_message.h"
 
@@ -120,7 +121,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo,
 
   Work reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     const at::Tensor& tensor = tensors.at(0);
-    const auto root = static_cast<int>(options.rootRank);
+    const int root = root_rank("reduce", options.rootRank, getSize());
     return reduction(text_of({.kind = Kind::kReduce, .op = to_core(options.reduceOp), .root = root}, tensor),
                      c10d::OpType::REDUCE, options.reduceOp,
                      {.kind = TreeReduction::Kind::kReduce, .root = root, .input = tensor, .output = tensor});
@@ -134,8 +135,9 @@ class GlooBackend final : public c10d::ProcessGroupGloo,
 
   Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     Tensors bytes = bytes_of_all(tensors);
-    return watched(text_of({.kind = Kind::kBroadcast, .root = root_of(options)}, tensors.at(0)),
-                   [&] { return ProcessGroupGloo::broadcast(bytes, options); });
+    return watched(
+        text_of({.kind = Kind::kBroadcast, .root = root_rank("broadcast", options.rootRank, getSize())}, tensors.at(0)),
+        [&] { return ProcessGroupGloo::broadcast(bytes, options); });
   }
 
   Work _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& /*options*/) override {
@@ -149,16 +151,18 @@ class GlooBackend final : public c10d::ProcessGroupGloo,
     Tensors from = bytes_of_all(inputs);
     std::vector<Tensors> to;
     for (const Tensors& rows : outputs) to.push_back(bytes_of_all(rows));
-    return watched(text_of({.kind = Kind::kGather, .root = root_of(options)}, inputs.at(0)),
-                   [&] { return ProcessGroupGloo::gather(to, from, options); });
+    return watched(
+        text_of({.kind = Kind::kGather, .root = root_rank("gather", options.rootRank, getSize())}, inputs.at(0)),
+        [&] { return ProcessGroupGloo::gather(to, from, options); });
   }
 
   Work scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
     Tensors to = bytes_of_all(outputs);
     std::vector<Tensors> from;
     for (const Tensors& rows : inputs) from.push_back(bytes_of_all(rows));
-    return watched(text_of({.kind = Kind::kScatter, .root = root_of(options)}, outputs.at(0)),
-                   [&] { return ProcessGroupGloo::scatter(to, from, options); });
+    return watched(
+        text_of({.kind = Kind::kScatter, .root = root_rank("scatter", options.rootRank, getSize())}, outputs.at(0)),
+        [&] { return ProcessGroupGloo::scatter(to, from, options); });
   }
 
   /// Each rank may send and receive different amounts.
@@ -178,6 +182,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo,
 
   /// Writes in the caller's thread; all other operations write in threads that make_backend() has started.
   Work send(Tensors& tensors, int destination, int tag) override {
+    check_not_over();
     const BlockedSigpipe blocked;
     auto work = send_typed(tensors.at(0), [&](const at::Tensor& bytes, int part) {
       Tensors parts{bytes};
@@ -188,6 +193,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo,
   }
 
   Work recv(Tensors& tensors, int source, int tag) override {
+    check_not_over();
     const MessageName name{.from = source, .to = getRank(), .tag = tag};
     auto work = receive_typed(tensors.at(0), name, [&](const at::Tensor& bytes, int part) {
       Tensors parts{bytes};
@@ -218,13 +224,14 @@ class GlooBackend final : public c10d::ProcessGroupGloo,
   int64_t bytes_sent() const { return *sent_; }
 
  private:
-  template <typename Options>
-  static int root_of(const Options& options) {
-    return static_cast<int>(options.rootRank);
+  /// A wrong message ends the group: the ranks that do not know it yet wait in vain for this one, and are told.
+  void check_not_over() {
+    if (const std::string why = messages_->verdict(); !why.empty()) throw Error(why);
   }
 
   template <typename Start>
   Work watched(std::string text, const Start& start) {
+    check_not_over();
     Entry entry = recorder_->add(std::move(text));
     messages_->note_collective();
     const MutexLock lock(*starting_);

@@ -238,7 +238,9 @@ TEST(Failure, NonsenseIsRefusedAtOnce) {
     std::vector<float> x(10);
     Request request = floats(OperationKind::kBroadcast, 10, x);
     request.root = 2;
-    EXPECT_IN("no such root", error_of([&] { group.start(request); }));
+    EXPECT_IN("broadcast: a group of 2 ranks has no such root: 2", error_of([&] { group.start(request); }));
+    request.root = -1;
+    EXPECT_IN("broadcast: a group of 2 ranks has no such root: -1", error_of([&] { group.start(request); }));
     request = floats(OperationKind::kAllReduce, 10, x);
     request.op = ReduceOp::kXor;
     EXPECT_IN("xor is not defined for float32", error_of([&] { group.start(request); }));

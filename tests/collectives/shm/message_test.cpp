@@ -113,6 +113,43 @@ TEST(Messages, AWrongSizeIsRefusedOnBothSides) {
   });
 }
 
+TEST(Messages, ThatNobodyHasReceivedAreWaitedForByARankThatFinishes) {
+  with_group(2, [](Communicator& group) {
+    std::vector<std::byte> data(5'000'000, std::byte{7});
+    if (group.rank() == 0) {
+      group.send(data.data(), data.size(), 1, 4);
+      EXPECT_EQ(group.finish(Deadline(std::chrono::seconds(5))), "");
+      group.leave();
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      std::vector<std::byte> received(data.size());
+      const auto work = group.receive(received.data(), received.size(), 0, 4);
+      group.wait(*work, kTestTimeout);
+      EXPECT_EQ(received, data);
+    }
+  });
+}
+
+TEST(Messages, OfWhichOnlyAPartHasComeAreTold) {
+  with_group(2, [](Communicator& group) {
+    std::vector<std::byte> data(1 << 20);
+    if (group.rank() == 0) {
+      group.send(data.data(), data.size(), 1, 4);
+      group.leave();
+      return;
+    }
+    try {
+      const auto work = group.receive(data.data(), data.size(), 0, 4);
+      group.wait(*work, kTestTimeout);
+      FAIL();
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("had sent rank 1 only "), std::string::npos) << text;
+      EXPECT_NE(text.find(" of 1048576 bytes of a message with tag 4 by then."), std::string::npos) << text;
+    }
+  });
+}
+
 TEST(Messages, AnotherTypeIsRefusedOnBothSides) {
   // When it arrives, and after it was set aside for a message with another tag.
   for (bool late : {false, true})

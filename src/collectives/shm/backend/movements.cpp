@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 
 #include "collectives/operand_checks.h"
+#include "collectives/root_rank.h"
 #include "collectives/shm/backend/request_backend.h"
 
 namespace lockstep::shm_engine {
@@ -24,7 +25,7 @@ RequestBackend::WorkPtr RequestBackend::broadcast(Tensors& tensors, const c10d::
   TensorRequest request(OpType::BROADCAST, "lockstep:broadcast", options);
   request.inputs = request.result = tensors;
   auto part = request.moving(OperationKind::kBroadcast, tensor.scalar_type(), tensor.numel());
-  part.root = static_cast<int>(options.rootRank);
+  part.root = root_rank("broadcast", options.rootRank, getSize());
   const bool root = options.rootRank == getRank();
   part.output = root ? request.input(tensor) : request.output(tensor, /*load=*/false);
   part.input = part.output;
@@ -119,7 +120,7 @@ RequestBackend::WorkPtr RequestBackend::gather(std::vector<Tensors>& outputs, Te
   TensorRequest request(OpType::GATHER, "lockstep:gather", options);
   request.inputs = inputs;
   auto part = request.moving(OperationKind::kGather, input.scalar_type(), input.numel());
-  part.root = static_cast<int>(options.rootRank);
+  part.root = root_rank("gather", options.rootRank, getSize());
   part.input = request.input(input);
   if (options.rootRank == getRank()) {
     const Tensors& blocks = only("gather", outputs);
@@ -146,7 +147,7 @@ RequestBackend::WorkPtr RequestBackend::scatter(Tensors& outputs, std::vector<Te
   TensorRequest request(OpType::SCATTER, "lockstep:scatter", options);
   request.result = outputs;
   auto part = request.moving(OperationKind::kScatter, output.scalar_type(), output.numel());
-  part.root = static_cast<int>(options.rootRank);
+  part.root = root_rank("scatter", options.rootRank, getSize());
   if (options.rootRank == getRank()) {
     const Tensors& blocks = only("scatter", inputs);
     TORCH_CHECK_VALUE(blocks.size() == ranks(), "scatter: needs one input for each of ", getSize(), " ranks, not ",

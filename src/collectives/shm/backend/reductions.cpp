@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "collectives/operand_checks.h"
+#include "collectives/root_rank.h"
 #include "collectives/shm/backend/request_backend.h"
 
 namespace lockstep::shm_engine {
@@ -45,7 +46,7 @@ RequestBackend::WorkPtr RequestBackend::reduce(Tensors& tensors, const c10d::Red
   TensorRequest request(OpType::REDUCE, "lockstep:reduce", options);
   request.inputs = request.result = tensors;
   auto part = request.reducing(OperationKind::kReduce, tensor.scalar_type(), tensor.numel(), options.reduceOp);
-  part.root = static_cast<int>(options.rootRank);
+  part.root = root_rank("reduce", options.rootRank, getSize());
   const bool root = options.rootRank == getRank();
   part.input = root ? request.output(tensor, /*load=*/true) : request.input(tensor);
   if (root) part.output = const_cast<void*>(part.input);

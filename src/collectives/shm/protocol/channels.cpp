@@ -285,6 +285,8 @@ std::optional<int64_t> Channels::unwanted_tag(int from) const {
 }
 
 std::string Channels::unwanted_tags(int from) const {
+  if (const Incoming& incoming = incoming_[static_cast<size_t>(from)]; incoming.open && incoming.receiver)
+    return part_of_message(incoming.moved, incoming.envelope.bytes(), incoming.envelope.tag);
   std::vector<int64_t> tags;
   for (const SetAside& kept : set_aside_[static_cast<size_t>(from)]) tags.push_back(kept.envelope.tag);
   return text_of_tags(std::move(tags));

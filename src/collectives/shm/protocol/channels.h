@@ -91,7 +91,8 @@ class Channels {
   uint64_t receives_of() const;
   /// The tag of a message of that rank that is here, and no receive for it.
   std::optional<int64_t> unwanted_tag(int from) const;
-  /// "tags 5, 6": those of all such messages; empty: there is none.
+  /// For unreceived(): the message that is on its way, or "tags 5, 6", those of all such messages; empty: there is
+  /// none.
   std::string unwanted_tags(int from) const;
 
  private:

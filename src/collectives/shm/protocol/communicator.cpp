@@ -14,8 +14,9 @@ namespace {
 ReduceFunction prepare(Request& request, int size) {
   const auto refuse = [&](const std::string& why) { throw Error(Header(request).text() + ": " + why); };
   if (request.count > kMaxCount) refuse("too many elements");
-  if (request.root < 0 || request.root >= size)
-    refuse("a group of " + std::to_string(size) + " ranks has no such root");
+  if (request.root < 0 || request.root >= size)  // a header has no room for it
+    throw Error(std::string(name(request.kind)) + ": a group of " + std::to_string(size) +
+                " ranks has no such root: " + std::to_string(request.root));
   const ReduceFunction reduce = is_reduction(request.kind) ? find_reduce(request.type, request.op, size) : nullptr;
   if (is_reduction(request.kind) && reduce == nullptr)
     refuse(std::string(name(request.op)) + " is not defined for " + name(request.type));
@@ -61,7 +62,8 @@ std::string Communicator::finish(const Deadline& deadline) {
   const CountedLock guard(mutex_);
   const Pipeline& pipeline = engine_.pipeline();
   engine_.advance();
-  while (!pipeline.is_empty() && !engine_.is_over() && !deadline.passed()) waiter_.poll(mutex_, never, kSleep);
+  const auto is_done = [&] { return pipeline.is_empty() && engine_.channels().sends_to() == 0; };
+  while (!is_done() && !engine_.is_over() && !deadline.passed()) waiter_.poll(mutex_, never, kSleep);
   if (!engine_.failure().empty() || pipeline.is_empty()) return engine_.failure();
   return announced(world_, rank(), pipeline.at_hand()) + ", is not done: not all ranks have called it";
 }

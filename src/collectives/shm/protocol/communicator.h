@@ -84,8 +84,9 @@ class Communicator {
   /// The ranks that this one was blocked on when it last tried to make progress, as bits. For reports.
   uint64_t waiting_for();
 
-  /// Waits until this rank's collectives are done, the group has ended, or `deadline`. Returns what is wrong with the
-  /// first that is not done; empty: all are, or this rank has left, or this is a child of fork().
+  /// Waits until this rank's collectives are done and its messages sent, the group has ended, or `deadline`. Returns
+  /// what is wrong with the first collective that is not done; empty: all are, or this rank has left, or this is a
+  /// child of fork().
   std::string finish(const Deadline& deadline);
 
   /// Leaves the group now, as the destructor would: never waits, and what is pending fails here and on the ranks that

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <thread>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -307,7 +308,7 @@ Geometry geometry_for(int world_size) {
   // Committed when used: more than a core's caches, less for many ranks.
   const size_t share = (size_t{8} << 20) / static_cast<size_t>(world_size);
   geometry.channel_bytes = std::min<size_t>(share / 4096 * 4096, size_t{2} << 20);
-  geometry.cell_bytes = size_t{16} << 10;
+  geometry.cell_bytes = std::min(size_t{16} << 10, geometry.channel_bytes / 16 / 4096 * 4096);
   const size_t area = (size_t{32} << 20) / static_cast<size_t>(std::max(world_size, 8));
   geometry.area_bytes = geometry.cold_bytes = std::max<size_t>(area / 4096 * 4096, size_t{1} << 20);
   if (world_size > 8) geometry.box_bytes = 3 * kCacheLine;
@@ -321,6 +322,23 @@ size_t descriptors_to_form(int rank, int size) {
   const size_t moment = others == 0 ? 0 : lower == others ? 1 : 2;
   return 2 + lower + others - std::min(others, PeerWatch::watched_processes()) + moment;
 }
+
+namespace {
+
+/// A store ends with the process that serves it, which may be that of the rank that returns first, and its program
+/// short. Whoever is gone, or late for another reason, is told of by the group's first operation.
+void leave_store_together(const World& world) {
+  constexpr std::chrono::seconds kLongest{5};
+  constexpr std::chrono::microseconds kBetweenLooks{100};
+  world.mine().has_met.store(1, std::memory_order_release);
+  const Deadline deadline(kLongest);
+  for (int r = 0; r < world.size(); ++r)
+    while (r != world.rank() && world.control(r).has_met.load(std::memory_order_acquire) == 0 &&
+           !world.watch(r).gone() && !deadline.passed())
+      std::this_thread::sleep_for(kBetweenLooks);
+}
+
+}  // namespace
 
 World bootstrap(int rank, int size, const AllGather& all_gather, const BootstrapOptions& options) {
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size)
@@ -350,6 +368,7 @@ World bootstrap(int rank, int size, const AllGather& all_gather, const Bootstrap
   for (size_t r = 0; r < all.size(); ++r)
     if (!all[r].error.empty())
       throw_failure_of(cards[r], "forming a shared-memory group: rank " + std::to_string(r) + ": " + all[r].error);
+  leave_store_together(*world);
   return std::move(*world);
 }
 

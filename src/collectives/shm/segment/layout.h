@@ -112,6 +112,7 @@ struct Control {
   uint32_t version;
   uint32_t rank;
   uint32_t world_size;
+  std::atomic<uint32_t> has_met;  ///< 1: this rank needs nothing more of the store where the group has met
 
   /// Only rank 0's is used. Set once, by the first rank to notice that the group cannot go on (see verdict.h).
   alignas(kCacheLine) Word verdict;
