@@ -63,7 +63,7 @@ class Installed(unittest.TestCase):
     def test_needs_no_torch(self):
         needed = subprocess.run(["ldd", os.path.join(self.libraries(), "liblockstep_c.so.1")], capture_output=True, text=True).stdout
         self.assertIn("libstdc++", needed)
-        self.assertNotRegex(needed, "torch|c10|libz|libjpeg|not found")
+        self.assertNotRegex(needed, "libtorch|libc10|libz|libjpeg|not found")  # an address may have "c10"
 
     def test_the_header_is_read_by_c_and_cpp(self):
         include = "-I" + os.path.join(self.prefix, "include")

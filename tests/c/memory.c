@@ -118,6 +118,7 @@ static void together(lockstep_group* world, lockstep_group* part) {
     OK(lockstep_recv(part, memory, 1, LOCKSTEP_INT64, size - 1, 5, NULL, &request));
     BUSY("used by lockstep_recv of 1 element of int64", world, memory);
   }
+  go(world);
   if (rank == size - 1) OK(lockstep_send(part, &word, 1, LOCKSTEP_INT64, 0, 5, NULL));
   if (rank == 0) OK(lockstep_wait(&request, -1));
   OK(lockstep_barrier(world, NULL));
