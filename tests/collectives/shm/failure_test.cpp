@@ -233,6 +233,21 @@ TEST(Failure, WhatWasPublishedBeforeLeavingStillCounts) {
   });
 }
 
+TEST(Failure, OnlyAnOperationThatNobodyWaitedForIsUnfinished) {
+  for (const bool waits : {true, false})
+    with_group(2, [waits](Communicator& group) {
+      std::vector<float> x(10);
+      Request request = floats(OperationKind::kBroadcast, 10, x);
+      request.root = group.rank();
+      if (waits)
+        EXPECT_IN("ranks disagree", error_of([&] { group.run(std::move(request), kTestTimeout); }));
+      else
+        group.start(request);
+      const std::string unfinished = group.finish(Deadline(kTestTimeout));
+      EXPECT_EQ(unfinished.empty(), waits) << unfinished;
+    });
+}
+
 TEST(Failure, NonsenseIsRefusedAtOnce) {
   with_group(2, [](Communicator& group) {
     std::vector<float> x(10);

@@ -19,7 +19,7 @@ void ShmBackend::run(shm::Request&& request) {
   request.called_as = called_as;
   try {
     state().core().run(std::move(request), timeout_.load());
-  } catch (...) {  // an Error or an Interruption
+  } catch (const Interruption&) {
     state().note_told();
     throw;
   }

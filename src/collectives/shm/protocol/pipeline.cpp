@@ -51,6 +51,10 @@ void Pipeline::remove(const Operation& operation) {
   queue_.erase(place);
 }
 
+bool Pipeline::has_background() const {
+  return std::any_of(queue_.begin(), queue_.end(), [](const auto& queued) { return queued->request.in_background; });
+}
+
 void Pipeline::fail_all(const std::string& why) {
   for (const auto& operation : queue_) {
     operation->request.keep_alive.reset();

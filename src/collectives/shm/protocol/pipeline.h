@@ -36,6 +36,8 @@ class Pipeline {
   /// Takes it out, unless it is over. Allocates nothing.
   void remove(const Operation& operation);
   bool is_empty() const { return queue_.empty(); }
+  /// Whether there is one whose caller need not be waiting for it, and so hear of its failure.
+  bool has_background() const;
   /// The number of the first in the queue; 0 if it is empty.
   uint64_t at_hand() const { return queue_.empty() ? 0 : queue_.front()->sequence; }
 

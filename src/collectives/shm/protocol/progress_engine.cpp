@@ -32,7 +32,7 @@ bool ProgressEngine::is_over() {
 }
 
 void ProgressEngine::fail_all(const std::string& why) {
-  if (!pipeline_.is_empty() && failure_.empty()) failure_ = why;
+  if (pipeline_.has_background() && failure_.empty()) failure_ = why;
   pipeline_.fail_all(why);
   channels_.fail_all(why);
 }

@@ -59,7 +59,7 @@ class ProgressEngine {
   void abort(const std::string& why);
   /// Does the same for an operation that has thrown, and removes it from the queue.
   void abort_operation(const Operation& operation, const char* why);
-  /// Why collectives of this rank have failed with the group; empty: none has.
+  /// Why collectives that this rank may not have waited for have failed with the group; empty: none has.
   const std::string& failure() const { return failure_; }
   /// This rank leaves the group: what is pending fails, here and on the ranks that still need this one.
   void leave();
